@@ -1,0 +1,1 @@
+"""Attention workers and expert workers: plain classes, with thin Ray shells beside them."""

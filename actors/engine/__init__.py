@@ -1,0 +1,1 @@
+"""What an attention worker runs: scheduler, memory pools, step loop."""

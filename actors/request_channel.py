@@ -1,0 +1,187 @@
+"""The request channel: what a gateway and an attention worker say to each other, and its codec.
+
+One ordered byte stream per (gateway, attention worker). A message is a little-endian uint32 length
+and a msgpack map with a `type` tag. Gateway to worker: `Submit`, `Cancel`, `Credit`. Worker to
+gateway: `Welcome` once, then one `StepReport` per step that has news for this gateway: new tokens
+of all its requests together, and the requests that ended. Every submitted (request, attempt) ends
+in exactly one `Ended`.
+
+Flow control: a worker generates at most `Submit.credit_tokens` + all `Credit.num_tokens` tokens of
+a request, then pauses it until more credit comes, so a slow reader costs bounded memory.
+
+Times are durations: clocks of two machines are never compared.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from configs.errors import FrameError
+from configs.ids import RequestId, WorkerId
+from configs.numerics import EndReason, FinishReason
+
+MAX_MESSAGE_BYTES: Final = 64 << 20
+LENGTH_BYTES: Final = 4
+
+
+class Sampling(msgspec.Struct, frozen=True):
+    """How the next token is chosen. Temperature 0 is greedy."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    """Nucleus mass, 0 < top_p <= 1."""
+    top_k: int = 0
+    """0 keeps all."""
+    seed: int = 0
+    """Philox key; the gateway draws one at admission when the client gives none."""
+
+
+class Submit(msgspec.Struct, frozen=True, tag="submit"):
+    """Run a request."""
+
+    request_id: RequestId
+    attempt: int
+    token_ids: list[int]
+    """Prompt, not empty."""
+    max_tokens: int
+    """Tokens to generate; 0 for a score."""
+    sampling: Sampling
+    stop_token_ids: list[int]
+    timeout_s: float | None = None
+    """Seconds left of the client's deadline; None has none."""
+    credit_tokens: int = 4096
+    want_logits: bool = False
+    """Return the float32 logits of every prompt position (a score) in `LogitRows`."""
+    generated_ids: list[int] = []
+    """Tokens that an earlier attempt generated; replayed in decode form, not reported again."""
+
+
+class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
+    """Stop a request; answered by `Ended(CANCELLED)` unless it has already ended."""
+
+    request_id: RequestId
+    attempt: int
+
+
+class Credit(msgspec.Struct, frozen=True, tag="credit"):
+    """Allow more tokens of a request."""
+
+    request_id: RequestId
+    attempt: int
+    num_tokens: int
+
+
+class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
+    """First message of a worker to a gateway that connected."""
+
+    worker: WorkerId
+    generation: int
+    max_request_tokens: int
+    """Prompt and generated tokens of one request that can ever fit this worker."""
+
+
+class NewTokens(msgspec.Struct, frozen=True):
+    """Tokens that a step gave one request."""
+
+    request_id: RequestId
+    attempt: int
+    token_ids: list[int]
+
+
+class LogitRows(msgspec.Struct, frozen=True):
+    """Logits of consecutive prompt positions, for a request with `want_logits`."""
+
+    request_id: RequestId
+    attempt: int
+    first_position: int
+    num_rows: int
+    data: bytes
+    """float32 little-endian, `[num_rows, vocab]`."""
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """What a request cost."""
+
+    prompt_tokens: int = 0
+    computed_tokens: int = 0
+    """Prompt tokens that were computed, not taken from a cache."""
+    output_tokens: int = 0
+    queue_s: float = 0.0
+    first_token_s: float = 0.0
+    """From arrival at the worker to the first token; 0 when there was none."""
+    total_s: float = 0.0
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """The one end of a (request, attempt)."""
+
+    request_id: RequestId
+    attempt: int
+    reason: EndReason
+    usage: Usage
+    finish_reason: FinishReason | None = None
+    """Set when `reason` is FINISHED."""
+    error_code: str = ""
+    """`ServingError.code` of the cause when `reason` is REJECTED or FAILED."""
+    error_message: str = ""
+
+
+class StepReport(msgspec.Struct, frozen=True, tag="step"):
+    """News of one step for one gateway. Tokens come before the ends in the same report."""
+
+    step: int
+    tokens: list[NewTokens] = []
+    logits: list[LogitRows] = []
+    ended: list[Ended] = []
+
+
+ToWorker = Submit | Cancel | Credit
+ToGateway = Welcome | StepReport
+
+_encoder = msgspec.msgpack.Encoder()
+_to_worker_decoder: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
+_to_gateway_decoder: msgspec.msgpack.Decoder[ToGateway] = msgspec.msgpack.Decoder(ToGateway)
+
+
+def encode_message(message: ToWorker | ToGateway) -> bytes:
+    """Return length and body of a message.
+
+    Raises:
+        FrameError: The message exceeds `MAX_MESSAGE_BYTES`.
+    """
+    body = _encoder.encode(message)
+    if len(body) > MAX_MESSAGE_BYTES:
+        raise FrameError(
+            f"request-channel message of {len(body)} bytes exceeds {MAX_MESSAGE_BYTES}"
+        )
+    return len(body).to_bytes(LENGTH_BYTES, "little") + body
+
+
+def decode_length(data: bytes) -> int:
+    """Return the body length that the `LENGTH_BYTES` bytes of a prefix state.
+
+    Raises:
+        FrameError: It exceeds `MAX_MESSAGE_BYTES`.
+    """
+    length = int.from_bytes(data, "little")
+    if length > MAX_MESSAGE_BYTES:
+        raise FrameError(f"request-channel message of {length} bytes exceeds {MAX_MESSAGE_BYTES}")
+    return length
+
+
+def decode_to_worker(body: bytes) -> ToWorker:
+    """Parse the body of a message from a gateway. Raises `FrameError` for anything else."""
+    try:
+        return _to_worker_decoder.decode(body)
+    except msgspec.MsgspecError as exc:
+        raise FrameError(f"not a request-channel message: {exc}") from exc
+
+
+def decode_to_gateway(body: bytes) -> ToGateway:
+    """Parse the body of a message from a worker. Raises `FrameError` for anything else."""
+    try:
+        return _to_gateway_decoder.decode(body)
+    except msgspec.MsgspecError as exc:
+        raise FrameError(f"not a request-channel message: {exc}") from exc

@@ -1,0 +1,1 @@
+"""The cluster around the workers: command line, launch, front door, state, telemetry."""

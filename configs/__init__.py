@@ -1,0 +1,1 @@
+"""Configuration, identifiers and errors: the bottom floor. Imports nothing of ours."""

@@ -1,0 +1,152 @@
+"""What a user may write: one strict, frozen tree of settings.
+
+Validated by pydantic; an unknown key, a wrong type or a value out of range is an error that names
+the key. Nothing here is changed after loading; values that depend on the model or the machine are
+`auto` and become numbers in `configs/resolve.py`. At most twelve fields per object.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from configs.numerics import Combine, FloatType, Numerics
+
+Auto = Literal["auto"]
+Transport = Literal["shm", "tcp", "nccl"]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True
+    )
+
+
+class ModelConfig(_Section):
+    """How the model computes. Set by whoever deploys."""
+
+    compute_dtype: FloatType = FloatType.FLOAT32
+    """Type of weights and activations outside the fp32 islands (router, state, norms)."""
+    mla_norm_eps: float = Field(default=1e-6, gt=0, le=1e-3)
+    """Epsilon of the two norms inside MLA; the released code uses 1e-6, some engines 1e-5."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where both sides compute. `auto` takes a GPU when torch sees one."""
+
+
+class AttentionPoolConfig(_Section):
+    """Attention workers: requests, caches, sampling."""
+
+    num_workers: int = Field(default=1, ge=1, le=1024)
+    """Attention workers to start."""
+    devices_per_worker: int = Field(default=1, ge=1, le=1)
+    """Devices that share one worker's heads. Only 1 is built."""
+    num_threads: int | Auto = "auto"
+    """CPU threads per worker for matrix products; `auto` shares the cores among all workers."""
+    memory_bytes: int | Auto = "auto"
+    """Memory of one worker for weights, blocks and slots; `auto` shares the machine's."""
+    block_tokens: int = Field(default=64, ge=16, le=4096, multiple_of=16)
+    """Tokens in one block of the MLA cache."""
+    num_blocks: int | Auto = "auto"
+    """Blocks of the MLA cache; `auto` fits memory."""
+    num_state_slots: int = Field(default=64, ge=1, le=4096)
+    """Requests that can run at once: one KDA + conv state each."""
+    max_step_tokens: int = Field(default=512, ge=16, le=65536)
+    """Tokens computed in one step: decode first, then prefill chunks up to this sum."""
+    max_queued_requests: int = Field(default=1024, ge=0, le=1_000_000)
+    """Requests that may wait for a slot before new ones are refused."""
+    context_tokens: int | Auto = "auto"
+    """Longest prompt plus answer; `auto` is the model's own limit, cut to what memory holds."""
+
+
+class ExpertPoolConfig(_Section):
+    """Expert workers: expert slots and their FFN."""
+
+    num_workers: int = Field(default=2, ge=1, le=4096)
+    """Expert workers to start."""
+    num_threads: int | Auto = "auto"
+    """CPU threads per worker; `auto` shares the cores among all workers."""
+    memory_bytes: int | Auto = "auto"
+    """Memory of one worker for expert slots; `auto` shares the machine's."""
+    merge_window_s: float = Field(default=0.0, ge=0, le=1)
+    """How long a frame may wait for frames of the same layer from other attention workers, seconds.
+
+    0 merges what is already there and never waits.
+    """
+
+
+class RouterConfig(_Section):
+    """The data plane between the pools."""
+
+    transport: Literal["auto", "shm", "tcp", "nccl"] = "auto"
+    """`auto` probes: shared memory where two workers really share it, else TCP."""
+    wire_dtype: FloatType = FloatType.FLOAT32
+    """Type of latents and answers on the wire."""
+    combine: Auto | Combine = "auto"
+    """`canonical`: one answer per pair; `presum`: one partial sum per token and worker."""
+    dispatch_timeout_s: float = Field(default=30.0, gt=0, le=3600)
+    """A dispatch without an answer fails after this many seconds."""
+    connect_timeout_s: float = Field(default=30.0, gt=0, le=3600)
+    """Connecting a pair of workers fails after this many seconds."""
+    shm_bytes: int = Field(default=8 << 20, ge=1 << 16, le=1 << 34)
+    """Shared memory per direction of a pair; a larger frame is refused at start."""
+    spin_s: float = Field(default=0.0002, ge=0, le=0.1)
+    """A waiting reader polls this long before it sleeps in the kernel, seconds."""
+
+
+class ApiConfig(_Section):
+    """The front door."""
+
+    host: str = "127.0.0.1"
+    """Address that both servers bind."""
+    grpc_port: int = Field(default=0, ge=0, le=65535)
+    """gRPC port; 0 takes any free one, which is reported."""
+    http_port: int = Field(default=0, ge=0, le=65535)
+    """HTTP port for health and metrics; 0 takes any free one, which is reported."""
+    model_name: str = Field(default="k3", min_length=1, max_length=128)
+    """Name that clients may put into `model`."""
+    max_message_bytes: int = Field(default=64 << 20, ge=1 << 16, le=1 << 30)
+    """Largest gRPC message accepted."""
+    max_running_requests: int = Field(default=256, ge=1, le=100_000)
+    """Requests in one gateway before new ones are refused with RESOURCE_EXHAUSTED."""
+    drain_timeout_s: float = Field(default=10.0, ge=0, le=3600)
+    """On shutdown running requests get this long to finish, seconds."""
+
+
+class StateConfig(_Section):
+    """Where durable state lives."""
+
+    url: str = Field(default="embedded", pattern=r"^(embedded|rediss?://.+|unix://.+)$")
+    """`embedded` starts a Valkey under the data folder; else a Redis URL."""
+
+
+class RayConfig(_Section):
+    """The Ray cluster underneath."""
+
+    address: str = "local"
+    """`local` starts a private cluster; else the address of a running one, or `auto`."""
+    object_store_bytes: int = Field(default=80 << 20, ge=75 << 20)
+    """Object store of a private cluster. Tokens and latents never pass through it."""
+    dashboard: bool = True
+    """Start the Ray dashboard of a private cluster."""
+    dashboard_port: int = Field(default=0, ge=0, le=65535)
+    """Port of that dashboard; 0 takes any free one, which is reported."""
+
+
+class ServingConfig(_Section):
+    """A whole cluster, as written by its user."""
+
+    checkpoint: Path
+    """Folder of a checkpoint in the released K3 layout."""
+    data_dir: Path = Path("latentmesh-data")
+    """Folder for state, logs and sockets; locked against a second cluster."""
+    numerics: Numerics = Numerics.FAST
+    """`invariant` promises bit-identical logits of a request whatever else runs."""
+    model: ModelConfig = ModelConfig()
+    attention_pool: AttentionPoolConfig = AttentionPoolConfig()
+    expert_pool: ExpertPoolConfig = ExpertPoolConfig()
+    router: RouterConfig = RouterConfig()
+    api: ApiConfig = ApiConfig()
+    state: StateConfig = StateConfig()
+    ray: RayConfig = RayConfig()

@@ -1,0 +1,1 @@
+"""Dashboards generated from the metric catalogue."""

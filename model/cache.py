@@ -1,0 +1,97 @@
+"""The memory a request has inside the model: paged MLA latents and one KDA + conv state slot.
+
+Only the tensors. Who owns which block or slot is the engine's business (`actors/engine`).
+
+Shapes: M MLA layers, N blocks, P tokens per block, C cache width; A KDA layers, S slots, H heads,
+D head width, J conv taps - 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from model.dims import ModelDims
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMemory:
+    """All cache tensors of one attention worker. Written in place by the decoder."""
+
+    kv_MNPC: Tensor
+    """MLA cache per token: normed latent, then the shared key; compute dtype."""
+    state_ASHDD: Tensor
+    """KDA state `[key, value]` per head, float32."""
+    conv_ASJ3HD: Tensor
+    """Past pre-conv projections, oldest first: q channels, then k, then v; compute dtype."""
+
+    @property
+    def block_size(self) -> int:
+        """Tokens per block."""
+        return int(self.kv_MNPC.shape[2])
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks in the pool."""
+        return int(self.kv_MNPC.shape[1])
+
+    @property
+    def num_slots(self) -> int:
+        """State slots in the pool."""
+        return int(self.state_ASHDD.shape[1])
+
+    def zero_slot(self, slot: int) -> None:
+        """Clear the KDA and conv state of a slot, before it is handed to a new request."""
+        self.state_ASHDD[:, slot].zero_()
+        self.conv_ASJ3HD[:, slot].zero_()
+
+
+def allocate_memory(
+    dims: ModelDims,
+    *,
+    num_blocks: int,
+    block_size: int,
+    num_slots: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> ModelMemory:
+    """Allocate zeroed pools."""
+    kda = dims.kda
+    num_kda, num_mla = len(dims.kda_layers), len(dims.mla_layers)
+    return ModelMemory(
+        kv_MNPC=torch.zeros(
+            num_mla, num_blocks, block_size, dims.mla.cache_width, dtype=dtype, device=device
+        ),
+        state_ASHDD=torch.zeros(
+            num_kda,
+            num_slots,
+            kda.num_heads,
+            kda.head_dim,
+            kda.head_dim,
+            dtype=torch.float32,
+            device=device,
+        ),
+        conv_ASJ3HD=torch.zeros(
+            num_kda,
+            num_slots,
+            kda.conv_kernel_size - 1,
+            3 * kda.inner_size,
+            dtype=dtype,
+            device=device,
+        ),
+    )
+
+
+def bytes_per_block(dims: ModelDims, *, block_size: int, dtype: torch.dtype) -> int:
+    """Bytes of one block over all MLA layers."""
+    return len(dims.mla_layers) * block_size * dims.mla.cache_width * dtype.itemsize
+
+
+def bytes_per_slot(dims: ModelDims, *, dtype: torch.dtype) -> int:
+    """Bytes of one state slot over all KDA layers: float32 state plus conv history."""
+    kda = dims.kda
+    state = kda.num_heads * kda.head_dim * kda.head_dim * 4
+    conv = (kda.conv_kernel_size - 1) * 3 * kda.inner_size * dtype.itemsize
+    return len(dims.kda_layers) * (state + conv)

@@ -1,0 +1,1 @@
+"""Data-plane transports behind one protocol: local, shm, tcp."""
