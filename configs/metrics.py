@@ -1,0 +1,144 @@
+"""The metric catalogue: every metric that Latentmesh emits, as data.
+
+Dashboards, alert rules and the code that emits read it; a metric that is not here does not exist.
+Base units, `_total` on counters, no request ids in labels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from configs.errors import InvariantError
+
+
+class MetricKind(StrEnum):
+    """How a metric behaves."""
+
+    COUNTER = "counter"
+    """Only grows."""
+    GAUGE = "gauge"
+    """A level."""
+    HISTOGRAM = "histogram"
+    """A distribution in `buckets`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric."""
+
+    name: str
+    """As Prometheus shows it, `_total` included."""
+    kind: MetricKind
+    unit: str
+    """UCUM: `s`, `By`, `{request}`, `{token}`, `{worker}`, `{error}`."""
+    description: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+    """Upper bounds of a histogram, ascending, in `unit`."""
+
+
+# Buckets of gen_ai.server.time_to_first_token and gen_ai.server.request.duration,
+# open-telemetry/semantic-conventions v1.41.1, docs/gen-ai/gen-ai-metrics.md.
+_FIRST_TOKEN_S = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0),
+)
+_DURATION_S = (
+    *(0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12),
+    *(10.24, 20.48, 40.96, 81.92),
+)
+
+REQUESTS: Final = Metric(
+    name="latentmesh_requests_total",
+    kind=MetricKind.COUNTER,
+    unit="{request}",
+    description="Requests that ended, by operation and the one way they ended.",
+    labels=("operation", "end_reason"),
+)
+RUNNING_REQUESTS: Final = Metric(
+    name="latentmesh_requests_running",
+    kind=MetricKind.GAUGE,
+    unit="{request}",
+    description="Requests accepted by this gateway that a worker has not ended yet.",
+)
+REFUSED_REQUESTS: Final = Metric(
+    name="latentmesh_requests_refused_total",
+    kind=MetricKind.COUNTER,
+    unit="{request}",
+    description="Requests refused before a worker saw them, by error code.",
+    labels=("operation", "code"),
+)
+PROMPT_TOKENS: Final = Metric(
+    name="latentmesh_prompt_tokens_total",
+    kind=MetricKind.COUNTER,
+    unit="{token}",
+    description="Prompt tokens of requests that ended, as the worker counted them.",
+)
+OUTPUT_TOKENS: Final = Metric(
+    name="latentmesh_output_tokens_total",
+    kind=MetricKind.COUNTER,
+    unit="{token}",
+    description="Generated tokens received from attention workers.",
+)
+TIME_TO_FIRST_TOKEN: Final = Metric(
+    name="latentmesh_time_to_first_token_seconds",
+    kind=MetricKind.HISTOGRAM,
+    unit="s",
+    description="From the arrival of a request at the gateway to its first token there.",
+    buckets=_FIRST_TOKEN_S,
+)
+REQUEST_DURATION: Final = Metric(
+    name="latentmesh_request_duration_seconds",
+    kind=MetricKind.HISTOGRAM,
+    unit="s",
+    description="From the arrival of a request at the gateway to its end.",
+    labels=("operation",),
+    buckets=_DURATION_S,
+)
+CONNECTED_WORKERS: Final = Metric(
+    name="latentmesh_gateway_attention_workers_connected",
+    kind=MetricKind.GAUGE,
+    unit="{worker}",
+    description="Attention workers that this gateway can send requests to.",
+)
+LOST_CONNECTIONS: Final = Metric(
+    name="latentmesh_gateway_connections_lost_total",
+    kind=MetricKind.COUNTER,
+    unit="{connection}",
+    description="Connections to attention workers that ended unasked.",
+    labels=("worker",),
+)
+INTERNAL_ERRORS: Final = Metric(
+    name="latentmesh_internal_errors_total",
+    kind=MetricKind.COUNTER,
+    unit="{error}",
+    description="Unforeseen exceptions stopped at the gRPC barrier; each is logged.",
+    labels=("method",),
+)
+
+CATALOGUE: Final[tuple[Metric, ...]] = (
+    REQUESTS,
+    RUNNING_REQUESTS,
+    REFUSED_REQUESTS,
+    PROMPT_TOKENS,
+    OUTPUT_TOKENS,
+    TIME_TO_FIRST_TOKEN,
+    REQUEST_DURATION,
+    CONNECTED_WORKERS,
+    LOST_CONNECTIONS,
+    INTERNAL_ERRORS,
+)
+
+
+def metric_named(name: str) -> Metric:
+    """Return the metric of a name.
+
+    Raises:
+        InvariantError: The catalogue has no such metric.
+    """
+    for metric in CATALOGUE:
+        if metric.name == name:
+            return metric
+    raise InvariantError(f"metric {name!r} is not in configs/metrics.py")

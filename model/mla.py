@@ -1,0 +1,233 @@
+"""Gated multi-head latent attention without positions, over a paged cache of latents.
+
+Two forms: expanded (prefill: keys and values of each head are made from the latents, tile by tile,
+with an online softmax) and absorbed (decode: the key up-projection moves to the query and the value
+up-projection behind the sum, so that the cache is read as it lies). `attend_plainly` is the twin of
+both.
+
+Shapes: T tokens, H heads, L cached positions, Q queries of a tile, K keys of a tile, R latent rank,
+E nope width, G shared key width, C cache width (R + G), V value width, B decode tokens.
+Source: K3 report section 2.1.2; released modelling code for the raw shared key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from configs.numerics import Numerics
+from model.dims import MlaDims
+from model.linear import ROW_TILE, linear, pad_rows
+from model.norm import rms_norm
+from model.ops.pointwise import apply_pointwise
+from model.step_plan import DecodeGroup, PrefillPlan, StepPlan
+from model.weight_tree import MlaWeights
+
+
+@dataclass(frozen=True, slots=True)
+class TileShape:
+    """Rows of a query tile and of a key tile of the expanded form."""
+
+    num_queries: int
+    num_keys: int
+
+
+INVARIANT_TILE = TileShape(num_queries=64, num_keys=128)
+"""Tiles lie at multiples of these absolute positions, whole even where a chunk covers a part."""
+FAST_TILE = TileShape(num_queries=256, num_keys=512)
+
+
+def attend_plainly(
+    q_THX: Tensor, cache_LC: Tensor, k_up_HER: Tensor, v_up_HVR: Tensor, *, position: int
+) -> Tensor:
+    """Causal attention with every key, value and score written out: the twin. Autograd-safe.
+
+    Args:
+        q_THX: Queries of consecutive tokens, `[T, H, E + G]`.
+        cache_LC: Latents and shared keys of positions 0 to `position + T`.
+        k_up_HER: Key up-projection.
+        v_up_HVR: Value up-projection.
+        position: Absolute position of the first query.
+
+    Returns:
+        float32 `[T, H, V]`.
+    """
+    rank = k_up_HER.shape[2]
+    latent_LR, shared_LG = cache_LC.float().split([rank, cache_LC.shape[1] - rank], dim=1)
+    keys_HLX = torch.cat(
+        [latent_LR @ k_up_HER.float().transpose(1, 2), shared_LG.expand(len(k_up_HER), -1, -1)], 2
+    )
+    scores_HTL = q_THX.float().transpose(0, 1) @ keys_HLX.transpose(1, 2) * q_THX.shape[2] ** -0.5
+    positions_T = position + torch.arange(q_THX.shape[0], device=q_THX.device)
+    is_hidden_TL = torch.arange(cache_LC.shape[0], device=q_THX.device) > positions_T[:, None]
+    weights_HTL = scores_HTL.masked_fill(is_hidden_TL, -torch.inf).softmax(-1)
+    return (weights_HTL @ (latent_LR @ v_up_HVR.float().transpose(1, 2))).transpose(0, 1)
+
+
+def attend_expanded(
+    q_THX: Tensor,
+    read_cache: Callable[[int, int], Tensor],
+    weights: MlaWeights,
+    *,
+    position: int,
+    numerics: Numerics,
+) -> Tensor:
+    """Causal attention of a chunk over all positions up to its end, in bounded memory.
+
+    Key tiles are the outer loop: each is expanded once, then met by every query tile that sees it.
+
+    Args:
+        q_THX: Queries of consecutive tokens, `[T, H, E + G]`.
+        read_cache: `read_cache(first, num)` returns the cached `[num, C]` from position `first`;
+            positions past the end may hold any finite rows.
+        weights: Up-projections.
+        position: Absolute position of the first query.
+        numerics: Under invariant numerics tiles are whole and lie on the absolute grid.
+
+    Returns:
+        float32 `[T, H, V]`.
+    """
+    num_tokens = q_THX.shape[0]
+    end = position + num_tokens
+    is_invariant = numerics is Numerics.INVARIANT
+    shape = INVARIANT_TILE if is_invariant else FAST_TILE
+    lead = position % shape.num_queries if is_invariant else 0
+    tail = -(lead + num_tokens) % shape.num_queries if is_invariant else 0
+    q_HTX = F.pad(q_THX.float(), (0, 0, 0, 0, lead, tail)).transpose(0, 1)
+    first_query = position - lead
+    tiles = [
+        _QueryTile(q_HQX.contiguous(), first_query + i * shape.num_queries)
+        for i, q_HQX in enumerate(q_HTX.split(shape.num_queries, dim=1))
+    ]
+    for first_key in range(0, end, shape.num_keys):
+        num_keys = shape.num_keys if is_invariant else min(shape.num_keys, end - first_key)
+        keys_HXK, values_HKV = _expand_keys(read_cache(first_key, num_keys), weights)
+        for tile in tiles:
+            if first_key <= tile.last_position:
+                tile.meet(keys_HXK, values_HKV, first_key, numerics=numerics)
+    return torch.cat([tile.finish() for tile in tiles], dim=1).transpose(0, 1)[
+        lead : lead + num_tokens
+    ]
+
+
+def _expand_keys(cache_KC: Tensor, weights: MlaWeights) -> tuple[Tensor, Tensor]:
+    """Keys `[H, X, K]` and values `[H, K, V]` of a tile, float32, from its cached rows."""
+    num_heads, _, rank = weights.k_up_proj.shape
+    latent_KR = cache_KC[:, :rank].contiguous()
+    k_KHE = F.linear(latent_KR, weights.k_up_proj.flatten(0, 1)).view(len(cache_KC), num_heads, -1)
+    v_KHV = F.linear(latent_KR, weights.v_up_proj.flatten(0, 1)).view(len(cache_KC), num_heads, -1)
+    shared_KHG = cache_KC[:, None, rank:].expand(-1, num_heads, -1)
+    keys_HXK = torch.cat([k_KHE, shared_KHG], dim=2).permute(1, 2, 0)
+    return keys_HXK.float().contiguous(), v_KHV.transpose(0, 1).float().contiguous()
+
+
+class _QueryTile:
+    """Queries of a tile and their running softmax. One tile, one pass over the keys."""
+
+    def __init__(self, q_HQX: Tensor, position: int) -> None:
+        self._q_HQX = q_HQX * q_HQX.shape[2] ** -0.5
+        self._position = position
+        self._sum: Tensor | None = None
+        self._max = q_HQX.new_zeros(0)
+        self._total = q_HQX.new_zeros(0)
+
+    @property
+    def last_position(self) -> int:
+        """Position of the last query."""
+        return self._position + self._q_HQX.shape[1] - 1
+
+    def meet(
+        self, keys_HXK: Tensor, values_HKV: Tensor, first_key: int, *, numerics: Numerics
+    ) -> None:
+        """Take in a key tile. For a query that sees none of it, this changes no bit.
+
+        The first tile of a query holds position 0, which every query sees, so the running maximum
+        is finite from then on.
+        """
+        scores = torch.bmm(self._q_HQX, keys_HXK)
+        if first_key + keys_HXK.shape[2] - 1 > self._position:
+            scores = scores + self._causal_mask(scores, first_key)
+        tile_max = scores.amax(-1, keepdim=True)
+        if self._sum is None:
+            weights = apply_pointwise(torch.exp, scores - tile_max, numerics=numerics)
+            self._max, self._total = tile_max, weights.sum(-1, keepdim=True)
+            self._sum = torch.bmm(weights, values_HKV)
+            return
+        new_max = torch.maximum(self._max, tile_max)
+        weights = apply_pointwise(torch.exp, scores - new_max, numerics=numerics)
+        decay = torch.exp(self._max - new_max)
+        self._max = new_max
+        self._total = self._total * decay + weights.sum(-1, keepdim=True)
+        self._sum = self._sum * decay + torch.bmm(weights, values_HKV)
+
+    def finish(self) -> Tensor:
+        """The attention result `[H, Q, V]`."""
+        if self._sum is None:
+            return self._q_HQX.new_zeros(0)
+        return self._sum / self._total
+
+    def _causal_mask(self, scores_HQK: Tensor, first_key: int) -> Tensor:
+        """`[Q, K]`: 0 where the query sees the key, -inf where not."""
+        _, num_queries, num_keys = scores_HQK.shape
+        mask = scores_HQK.new_full((num_queries, num_keys), -torch.inf)
+        return mask.triu(self._position - first_key + 1)
+
+
+def attend_absorbed(
+    q_BHX: Tensor,
+    pool_NPC: Tensor,
+    groups: tuple[DecodeGroup, ...],
+    weights: MlaWeights,
+    *,
+    numerics: Numerics,
+) -> Tensor:
+    """Attention of decode tokens over the cache as it lies.
+
+    Args:
+        q_BHX: Queries `[B, H, E + G]` in the order of the groups' tokens.
+        pool_NPC: The layer's blocks.
+        groups: Which blocks each token reads.
+        weights: Up-projections.
+        numerics: Under invariant numerics every group is one token.
+
+    Returns:
+        float32 `[B, H, V]`.
+    """
+    num_tokens, num_heads, width = q_BHX.shape
+    nope = weights.k_up_proj.shape[1]
+    rank = weights.k_up_proj.shape[2]
+    q_latent = _multiply_heads(q_BHX[:, :, :nope], weights.k_up_proj, numerics=numerics)
+    q_BHC = torch.cat([q_latent, q_BHX[:, :, nope:].float()], dim=2) * width**-0.5
+    contexts = []
+    first = 0
+    for group in groups:
+        num = group.rows_B.shape[0]
+        cache_BLC = pool_NPC.index_select(0, group.cache_blocks_N).view(num, -1, pool_NPC.shape[2])
+        cache_BLC = cache_BLC[:, : group.span].float()
+        scores_BHL = torch.bmm(q_BHC[first : first + num], cache_BLC.transpose(1, 2))
+        if group.mask_B1L is not None:
+            scores_BHL = scores_BHL + group.mask_B1L
+        contexts.append(torch.bmm(scores_BHL.softmax(-1), cache_BLC[:, :, :rank]))
+        first += num
+    context_BHR = contexts[0] if len(contexts) == 1 else torch.cat(contexts)
+    return _multiply_heads(
+        context_BHR, weights.v_up_proj.transpose(1, 2), numerics=numerics
+    )[:num_tokens].view(num_tokens, num_heads, -1)
+
+
+def _multiply_heads(x_BHI: Tensor, weight_HIO: Tensor, *, numerics: Numerics) -> Tensor:
+    """Per-head product `[B, H, O]`, float32, on row tiles of fixed size where bits matter."""
+    num_rows = x_BHI.shape[0]
+    weight = weight_HIO.float()
+    if numerics is Numerics.FAST:
+        return torch.bmm(x_BHI.float().transpose(0, 1), weight).transpose(0, 1)
+    padded = pad_rows(x_BHI.float())
+    tiles = [
+        torch.bmm(tile.transpose(0, 1).contiguous(), weight).transpose(0, 1)
+        for tile in padded.split(ROW_TILE)
+    ]
+    return torch.cat(tiles)[:num_rows]

@@ -1,0 +1,33 @@
+"""Element-wise functions whose bits do not depend on where an element lies.
+
+A vectorised loop ends in a scalar tail that rounds `exp`, `tanh` and `sigmoid` differently, and a
+loop that is split over threads has such a tail in the middle. Under invariant numerics callers keep
+element counts at multiples of `VECTOR_ELEMENTS`, and pieces here stay below the size from which the
+CPU backend splits a loop. Exactly rounded operations (`+ - *`, comparisons) need none of this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from configs.numerics import Numerics
+
+VECTOR_ELEMENTS = 32
+"""Two vectors of 16 float32, the unroll of the widest vectorised loop."""
+SERIAL_ELEMENTS = 16_384
+"""Elements of one piece: half of the grain from which the CPU backend uses several threads."""
+
+
+def apply_pointwise(op: Callable[..., Tensor], *tensors: Tensor, numerics: Numerics) -> Tensor:
+    """Return `op(*tensors)` for an element-wise `op` and contiguous tensors of one shape.
+
+    Autograd-safe. Under invariant numerics a long tensor is computed in serial pieces.
+    """
+    first = tensors[0]
+    if numerics is Numerics.FAST or first.numel() <= SERIAL_ELEMENTS or first.device.type != "cpu":
+        return op(*tensors)
+    pieces = zip(*(tensor.reshape(-1).split(SERIAL_ELEMENTS) for tensor in tensors), strict=True)
+    return torch.cat([op(*piece) for piece in pieces]).view(first.shape)
