@@ -74,13 +74,13 @@ PROMPT_TOKENS: Final = Metric(
     name="latentmesh_prompt_tokens_total",
     kind=MetricKind.COUNTER,
     unit="{token}",
-    description="Prompt tokens of requests that ended, as the worker counted them.",
+    description="Prompt tokens of requests that their worker ended.",
 )
 OUTPUT_TOKENS: Final = Metric(
     name="latentmesh_output_tokens_total",
     kind=MetricKind.COUNTER,
     unit="{token}",
-    description="Generated tokens received from attention workers.",
+    description="Generated tokens of requests that ended.",
 )
 TIME_TO_FIRST_TOKEN: Final = Metric(
     name="latentmesh_time_to_first_token_seconds",

@@ -14,14 +14,13 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from configs.numerics import Numerics
 from model.norm import inverse_rms
 
 
-def mix_rows(
-    rows: Sequence[Tensor], vector_D: Tensor, *, eps: float, numerics: Numerics
-) -> Tensor:
+def mix_rows(rows: Sequence[Tensor], vector_D: Tensor, *, eps: float, numerics: Numerics) -> Tensor:
     """Return the softmax-weighted sum of raw rows, `[T, D]` in their dtype. Autograd-safe.
 
     The score of a row is its RMS-normed value times `vector_D`; scores, softmax and sum are
@@ -35,12 +34,12 @@ def mix_rows(
     """
     rows_TND = torch.stack(tuple(rows), dim=1)
     v_TND = rows_TND.float()
-    inverse_TN = inverse_rms(v_TND, eps=eps)[..., 0]
+    inverse_TN1 = inverse_rms(v_TND, eps=eps)
     if numerics is Numerics.INVARIANT:
         # A product with a vector changes bits with the number of rows; a row sum does not.
-        weights_TN = torch.softmax((v_TND * vector_D).sum(-1) * inverse_TN, dim=-1)
-        mixed_TD = (v_TND * weights_TN[..., None]).sum(1)
+        scores_TN1 = (v_TND * vector_D).sum(-1, keepdim=True) * inverse_TN1
+        mixed_TD = (v_TND * scores_TN1.softmax(1)).sum(1)
     else:
-        weights_TN = torch.softmax(torch.mv(v_TND.flatten(0, 1), vector_D).view_as(inverse_TN) * inverse_TN, dim=-1)
-        mixed_TD = torch.bmm(weights_TN[:, None], v_TND)[:, 0]
+        scores_TN1 = functional.linear(v_TND, vector_D[None]) * inverse_TN1
+        mixed_TD = torch.bmm(scores_TN1.softmax(1).transpose(1, 2), v_TND).flatten(1)
     return mixed_TD.to(rows_TND.dtype)

@@ -19,10 +19,15 @@ from model.checkpoint_check import check_tensors
 from model.dims import ModelDims
 from model.dims_reading import MLA_NORM_EPS, load_config, read_dims
 from model.layer_loading import TensorReader, load_globals, load_layer
-from model.sizing import loaded_attention_side_bytes, loaded_expert_bytes
+from model.sizing import (
+    ModelSizes,
+    compute_sizes,
+    loaded_attention_side_bytes,
+    loaded_expert_bytes,
+)
 from model.storage import StorageFormat, read_storage
 from model.tensor_files import StoredTensor, TensorFiles, open_tensor_files
-from model.tensor_names import is_vision, layer_prefix, moe_prefix
+from model.tensor_names import is_vision, moe_prefix
 from model.weight_tree import AttentionSideWeights, ExpertWeights, PackedMatrix
 
 
@@ -77,12 +82,9 @@ class Checkpoint:
             _files=files,
         )
 
-    @property
-    def a_log_length(self) -> int:
-        """Stored length of A_log, padding included; the number of heads where there is no KDA."""
-        if not self.dims.kda_layers:
-            return self.dims.kda.num_heads
-        return self.stored[f"{layer_prefix(self.dims.kda_layers[0])}self_attn.A_log"].shape[0]
+    def sizes(self) -> ModelSizes:
+        """Parameters and bytes, padding and types as the files have them."""
+        return compute_sizes(self.dims, self.storage, stored=self.stored)
 
     def load_attention_side(
         self,

@@ -59,7 +59,7 @@ def check_tensors(
         more = f"\n  and {len(problems) - MAX_LISTED} more" if len(problems) > MAX_LISTED else ""
         raise CheckpointError(
             f"checkpoint {folder} does not hold the tensors of its config.json: "
-            f"{len(problems)} problems\n{listed}{more}"
+            f"{len(problems)} problem{'s' if len(problems) > 1 else ''}\n{listed}{more}"
         )
     return stored_by_name, has_packed_experts
 

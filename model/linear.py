@@ -8,15 +8,20 @@ bfloat16 in 32-row tiles.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 
 from configs.numerics import Numerics
 
 ROW_TILE = 32
 """Rows per tile under invariant numerics. Whole batches are padded to a multiple of it, so that
 vectorised element-wise kernels see no tail either."""
+MAX_JOINED_BYTES = 4 << 20
+"""Matrices up to this size together are joined: below it a product costs its dispatch, not its
+reading, and the copy costs little memory."""
 
 
 def linear(x: Tensor, weight: Tensor, *, numerics: Numerics) -> Tensor:
@@ -26,12 +31,12 @@ def linear(x: Tensor, weight: Tensor, *, numerics: Numerics) -> Tensor:
     and cut here. Autograd-safe in both modes.
     """
     if numerics is Numerics.FAST:
-        return F.linear(x, weight)
+        return functional.linear(x, weight)
     num_rows = x.shape[0]
     if num_rows == ROW_TILE:
-        return F.linear(x, weight)
+        return functional.linear(x, weight)
     padded = pad_rows(x)
-    tiles = [F.linear(tile, weight) for tile in padded.split(ROW_TILE)]
+    tiles = [functional.linear(tile, weight) for tile in padded.split(ROW_TILE)]
     return torch.cat(tiles)[:num_rows] if tiles else x.new_zeros(0, weight.shape[0])
 
 
@@ -41,3 +46,26 @@ def pad_rows(x: Tensor) -> Tensor:
     if missing == 0:
         return x
     return torch.cat([x, x.new_zeros(missing, *x.shape[1:])])
+
+
+class JoinedLinear:
+    """Several products of one input. Small matrices of one dtype are joined into one product."""
+
+    def __init__(self, weights: Sequence[Tensor], *, numerics: Numerics) -> None:
+        self._numerics = numerics
+        self._sizes = [weight.shape[0] for weight in weights]
+        num_bytes = sum(weight.numel() * weight.element_size() for weight in weights)
+        self._is_joined = (
+            num_bytes <= MAX_JOINED_BYTES and len({weight.dtype for weight in weights}) == 1
+        )
+        self._weights = (torch.cat(tuple(weights)),) if self._is_joined else tuple(weights)
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Return one `[T, out]` per matrix; they may be views into one tensor, not contiguous."""
+        if not self._is_joined:
+            return tuple(
+                linear(x.to(weight.dtype), weight, numerics=self._numerics)
+                for weight in self._weights
+            )
+        joined = linear(x, self._weights[0], numerics=self._numerics)
+        return tuple(torch.split_with_sizes(joined, self._sizes, dim=1))

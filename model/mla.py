@@ -16,15 +16,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 
 from configs.numerics import Numerics
-from model.dims import MlaDims
-from model.linear import ROW_TILE, linear, pad_rows
-from model.norm import rms_norm
+from model.linear import ROW_TILE, pad_rows
 from model.ops.pointwise import apply_pointwise
-from model.step_plan import DecodeGroup, PrefillPlan, StepPlan
+from model.step_plan import DecodeGroup
 from model.weight_tree import MlaWeights
 
 
@@ -97,7 +95,7 @@ def attend_expanded(
     shape = INVARIANT_TILE if is_invariant else FAST_TILE
     lead = position % shape.num_queries if is_invariant else 0
     tail = -(lead + num_tokens) % shape.num_queries if is_invariant else 0
-    q_HTX = F.pad(q_THX.float(), (0, 0, 0, 0, lead, tail)).transpose(0, 1)
+    q_HTX = functional.pad(q_THX.float(), (0, 0, 0, 0, lead, tail)).transpose(0, 1)
     first_query = position - lead
     tiles = [
         _QueryTile(q_HQX.contiguous(), first_query + i * shape.num_queries)
@@ -118,8 +116,12 @@ def _expand_keys(cache_KC: Tensor, weights: MlaWeights) -> tuple[Tensor, Tensor]
     """Keys `[H, X, K]` and values `[H, K, V]` of a tile, float32, from its cached rows."""
     num_heads, _, rank = weights.k_up_proj.shape
     latent_KR = cache_KC[:, :rank].contiguous()
-    k_KHE = F.linear(latent_KR, weights.k_up_proj.flatten(0, 1)).view(len(cache_KC), num_heads, -1)
-    v_KHV = F.linear(latent_KR, weights.v_up_proj.flatten(0, 1)).view(len(cache_KC), num_heads, -1)
+    k_KHE = functional.linear(latent_KR, weights.k_up_proj.flatten(0, 1)).view(
+        len(cache_KC), num_heads, -1
+    )
+    v_KHV = functional.linear(latent_KR, weights.v_up_proj.flatten(0, 1)).view(
+        len(cache_KC), num_heads, -1
+    )
     shared_KHG = cache_KC[:, None, rank:].expand(-1, num_heads, -1)
     keys_HXK = torch.cat([k_KHE, shared_KHG], dim=2).permute(1, 2, 0)
     return keys_HXK.float().contiguous(), v_KHV.transpose(0, 1).float().contiguous()
@@ -197,37 +199,35 @@ def attend_absorbed(
     Returns:
         float32 `[B, H, V]`.
     """
-    num_tokens, num_heads, width = q_BHX.shape
-    nope = weights.k_up_proj.shape[1]
-    rank = weights.k_up_proj.shape[2]
-    q_latent = _multiply_heads(q_BHX[:, :, :nope], weights.k_up_proj, numerics=numerics)
-    q_BHC = torch.cat([q_latent, q_BHX[:, :, nope:].float()], dim=2) * width**-0.5
+    num_nope, rank = weights.k_up_proj.shape[1:]
+    q_latent = _multiply_heads(q_BHX[:, :, :num_nope], weights.k_up_proj, numerics=numerics)
+    q_BHC = torch.cat([q_latent, q_BHX[:, :, num_nope:]], dim=2).float()
     contexts = []
     first = 0
     for group in groups:
         num = group.rows_B.shape[0]
-        cache_BLC = pool_NPC.index_select(0, group.cache_blocks_N).view(num, -1, pool_NPC.shape[2])
-        cache_BLC = cache_BLC[:, : group.span].float()
-        scores_BHL = torch.bmm(q_BHC[first : first + num], cache_BLC.transpose(1, 2))
-        if group.mask_B1L is not None:
-            scores_BHL = scores_BHL + group.mask_B1L
-        contexts.append(torch.bmm(scores_BHL.softmax(-1), cache_BLC[:, :, :rank]))
+        cache = pool_NPC.index_select(0, group.cache_blocks_N)
+        cache_BLC = cache.view(num, -1, pool_NPC.shape[2])[:, : group.span].float()
+        weights_BHL = torch.baddbmm(
+            group.mask_B1L,
+            q_BHC[first : first + num],
+            cache_BLC.transpose(1, 2),
+            alpha=q_BHX.shape[2] ** -0.5,
+        ).softmax(-1)
+        contexts.append(torch.bmm(weights_BHL, cache_BLC[:, :, :rank]))
         first += num
     context_BHR = contexts[0] if len(contexts) == 1 else torch.cat(contexts)
-    return _multiply_heads(
-        context_BHR, weights.v_up_proj.transpose(1, 2), numerics=numerics
-    )[:num_tokens].view(num_tokens, num_heads, -1)
+    context_BHR = context_BHR.to(q_BHX.dtype)
+    v_up_HRV = weights.v_up_proj.transpose(1, 2)
+    return _multiply_heads(context_BHR, v_up_HRV, numerics=numerics).float()
 
 
 def _multiply_heads(x_BHI: Tensor, weight_HIO: Tensor, *, numerics: Numerics) -> Tensor:
-    """Per-head product `[B, H, O]`, float32, on row tiles of fixed size where bits matter."""
-    num_rows = x_BHI.shape[0]
-    weight = weight_HIO.float()
+    """Per-head product `[B, H, O]`, on row tiles of fixed size where bits matter."""
     if numerics is Numerics.FAST:
-        return torch.bmm(x_BHI.float().transpose(0, 1), weight).transpose(0, 1)
-    padded = pad_rows(x_BHI.float())
+        return torch.bmm(x_BHI.transpose(0, 1), weight_HIO).transpose(0, 1)
     tiles = [
-        torch.bmm(tile.transpose(0, 1).contiguous(), weight).transpose(0, 1)
-        for tile in padded.split(ROW_TILE)
+        torch.bmm(tile.transpose(0, 1).contiguous(), weight_HIO).transpose(0, 1)
+        for tile in pad_rows(x_BHI).split(ROW_TILE)
     ]
-    return torch.cat(tiles)[:num_rows]
+    return torch.cat(tiles)[: x_BHI.shape[0]]

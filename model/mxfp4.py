@@ -56,12 +56,14 @@ def quantize(weight: Tensor) -> PackedMatrix:
     largest = groups.abs().amax(-1)
     exponent = torch.frexp(largest).exponent - 1 - _MAX_EXPONENT_OF_E2M1
     exponent = exponent.clamp(-_SCALE_BIAS, _NAN_SCALE - 1 - _SCALE_BIAS)
-    magnitudes = torch.ldexp(groups.abs(), -exponent.unsqueeze(-1))
+    magnitudes = torch.ldexp(groups, -exponent.unsqueeze(-1)).abs_()
     midpoints = torch.tensor(_MIDPOINTS, device=weight.device)
-    below = torch.bucketize(magnitudes, midpoints)
-    above = torch.bucketize(magnitudes, midpoints, right=True)  # differs on a tie only
-    codes = torch.where(below % 2 == 0, below, above) | (groups.signbit().long() << 3)
-    codes = codes.to(torch.uint8).view(out_size, in_size)
+    below = torch.bucketize(magnitudes, midpoints, out_int32=True).to(torch.uint8)
+    above = torch.bucketize(magnitudes, midpoints, out_int32=True, right=True).to(torch.uint8)
+    # They differ on a tie only, by one; then the even one of the two is meant.
+    codes = below + ((above - below) & below)
+    codes |= groups.signbit().to(torch.uint8) << 3
+    codes = codes.view(out_size, in_size)
     return PackedMatrix(
         packed=(codes[:, 0::2] | (codes[:, 1::2] << 4)).contiguous(),
         scale=(exponent + _SCALE_BIAS).to(torch.uint8).contiguous(),

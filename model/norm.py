@@ -8,11 +8,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from model.ops.constants import constant
+
+L2_EPS = 1e-6
+
 
 def inverse_rms(v: Tensor, *, eps: float) -> Tensor:
     """Return `1 / sqrt(mean(v^2) + eps)` over the last dimension of float32 `v`, dimension kept."""
-    # A sum and a division: half the dispatch cost of `mean` on small tensors.
-    return torch.rsqrt((v * v).sum(-1, keepdim=True) / v.shape[-1] + eps)
+    norm = torch.linalg.vector_norm(v, dim=-1, keepdim=True)
+    return torch.addcmul(constant(eps, v.device), norm, norm, value=1 / v.shape[-1]).rsqrt()
 
 
 def rms_norm(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
@@ -30,6 +34,15 @@ def rms_norm(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
     return weight * (v * inverse_rms(v, eps=eps)).to(x.dtype)
 
 
-def l2_normalize(x: Tensor, *, eps: float = 1e-6) -> Tensor:
-    """Return `x / sqrt(sum(x^2) + eps)` for float32 `x`: `eps` joins the sum, not the mean."""
-    return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + eps)
+def l2_normalize(x: Tensor, *, scale: Tensor | None = None) -> Tensor:
+    """Return `scale * x / sqrt(sum(x^2) + 1e-6)` for float32 `x`.
+
+    Epsilon joins the sum, not the mean; a near-zero row comes out small instead of blown up.
+
+    Args:
+        x: `[.., D]`.
+        scale: Broadcast to `[.., 1]`; None is 1.
+    """
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    factor = torch.addcmul(constant(L2_EPS, x.device), norm, norm).rsqrt()
+    return x * (factor if scale is None else factor * scale)

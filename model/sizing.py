@@ -6,6 +6,8 @@ Everything is a sum over the expected tensors of `model/tensor_names.py`; nothin
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +15,9 @@ import torch
 from configs.numerics import FloatType
 from model.dims import ModelDims
 from model.storage import MXFP4_GROUP, StorageFormat
+from model.tensor_files import StoredTensor
 from model.tensor_names import (
+    EXPERT_MARK,
     StoredType,
     TensorSpec,
     attention_side_tensors,
@@ -76,21 +80,24 @@ class ModelSizes:
 
 
 def compute_sizes(
-    dims: ModelDims, storage: StorageFormat, *, a_log_length: int | None = None
+    dims: ModelDims,
+    storage: StorageFormat,
+    *,
+    stored: Mapping[str, StoredTensor] | None = None,
 ) -> ModelSizes:
     """Compute the sizes of a model.
 
     Args:
         dims: The shape.
         storage: Types of the stored tensors.
-        a_log_length: Stored length of A_log where files are at hand; otherwise the padding of the
-            release is assumed (`released_a_log_length`).
+        stored: Tensors by canonical name where files are at hand: their padding and types count.
+            Otherwise those of the release are assumed.
     """
-    length = released_a_log_length(dims) if a_log_length is None else a_log_length
-    components = _count_components(dims, storage, a_log_length=length)
+    components = _count_components(dims, storage, stored)
     routed = components.get(ROUTED_EXPERTS, ComponentSize(ROUTED_EXPERTS, 0, 0))
     num_parameters = sum(component.num_parameters for component in components.values())
     moe = dims.moe
+    num_experts = len(dims.moe_layers) * moe.num_experts
     idle_experts = moe.num_experts - moe.num_experts_per_token
     idle = len(dims.moe_layers) * idle_experts * _expert_parameters(dims)
     kda = dims.kda
@@ -104,7 +111,7 @@ def compute_sizes(
         routed_expert_bytes=routed.num_bytes,
         attention_side_bytes=sum(component.num_bytes for component in components.values())
         - routed.num_bytes,
-        bytes_per_expert=_stored_expert_bytes(dims, storage),
+        bytes_per_expert=routed.num_bytes // num_experts if num_experts else 0,
         kv_bytes_per_token=len(dims.mla_layers) * dims.mla.cache_width * _KV_BYTES_PER_VALUE,
         kda_state_bytes_per_request=len(dims.kda_layers)
         * kda.num_heads
@@ -144,24 +151,26 @@ def loaded_expert_bytes(dims: ModelDims, dtype: torch.dtype, *, packed: bool) ->
 
 
 def _count_components(
-    dims: ModelDims, storage: StorageFormat, *, a_log_length: int
+    dims: ModelDims, storage: StorageFormat, stored: Mapping[str, StoredTensor] | None
 ) -> dict[str, ComponentSize]:
-    parameters: dict[str, int] = {}
-    num_bytes: dict[str, int] = {}
-
-    def count(component: str, values: int, size: int) -> None:
-        parameters[component] = parameters.get(component, 0) + values
-        num_bytes[component] = num_bytes.get(component, 0) + size
-
+    parameters: Counter[str] = Counter()
+    num_bytes: Counter[str] = Counter()
     for name, spec in attention_side_tensors(dims).items():
-        values = max(spec.num_values, a_log_length) if spec.may_be_longer else spec.num_values
-        count(_component(dims, name), values, values * _stored_item_bytes(spec, storage))
+        component = _component(dims, name)
+        if stored is not None:
+            parameters[component] += stored[name].num_values
+            num_bytes[component] += stored[name].num_bytes
+        else:
+            values = released_a_log_length(dims) if spec.may_be_longer else spec.num_values
+            parameters[component] += values
+            num_bytes[component] += values * _stored_item_bytes(spec, storage)
     num_experts = len(dims.moe_layers) * dims.moe.num_experts
     if num_experts:
-        count(
-            ROUTED_EXPERTS,
-            num_experts * _expert_parameters(dims),
-            num_experts * _stored_expert_bytes(dims, storage),
+        parameters[ROUTED_EXPERTS] = num_experts * _expert_parameters(dims)
+        num_bytes[ROUTED_EXPERTS] = (
+            num_experts * _stored_expert_bytes(dims, storage)
+            if stored is None
+            else sum(tensor.num_bytes for name, tensor in stored.items() if EXPERT_MARK in name)
         )
     return {
         component: ComponentSize(component, values, num_bytes[component])

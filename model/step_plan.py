@@ -44,6 +44,8 @@ class DecodeWave:
     """int64 rows."""
     slots_B: Tensor
     """int64 state slots, distinct."""
+    slot_range: slice | None
+    """The slots as a range of the pool where they are one, so that they need no copies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +59,8 @@ class DecodeGroup:
     filled up with their own first block."""
     span: int
     """Cached positions computed per token: the longest prefix of the group."""
-    mask_B1L: Tensor | None
-    """float32 `[B, 1, span]`: 0 where a position is seen, -inf where not. None: all are seen."""
+    mask_B1L: Tensor
+    """float32 `[B, 1, span]`: 0 where a position is seen, -inf where not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +77,11 @@ class StepPlan:
     decode_groups: tuple[DecodeGroup, ...]
 
     @property
-    def is_one_wave(self) -> bool:
-        """Whether the lane is one decode token per request and nothing else."""
-        return not self.prefills and len(self.decode_waves) == 1
+    def is_single_wave(self) -> bool:
+        """Whether the rows are one decode token per request, in order, and nothing else."""
+        return (
+            not self.prefills and len(self.decode_waves) == 1 and self.num_rows == self.num_tokens
+        )
 
 
 def plan_step(batch: StepBatch, *, block_size: int, numerics: Numerics) -> StepPlan:
@@ -90,27 +94,23 @@ def plan_step(batch: StepBatch, *, block_size: int, numerics: Numerics) -> StepP
     num_tokens = int(batch.token_ids_T.shape[0])
     _check_segments(batch.segments, num_tokens, block_size=block_size, numerics=numerics)
     device = batch.token_ids_T.device
-    prefills = []
-    cache_rows = []
-    for segment in batch.segments:
-        rows_L = _cache_rows(segment, block_size, device)
-        cache_rows.append(rows_L[segment.position :])
-        if not segment.is_decode:
-            prefills.append(
-                PrefillPlan(
-                    start=segment.start,
-                    num_tokens=segment.num_tokens,
-                    position=segment.position,
-                    state_slot=segment.state_slot,
-                    cache_rows_L=rows_L,
-                )
-            )
+    prefills = [
+        PrefillPlan(
+            start=segment.start,
+            num_tokens=segment.num_tokens,
+            position=segment.position,
+            state_slot=segment.state_slot,
+            cache_rows_L=_locate_prefix(segment, block_size, device),
+        )
+        for segment in batch.segments
+        if not segment.is_decode
+    ]
     decodes = [segment for segment in batch.segments if segment.is_decode]
     padding = -num_tokens % ROW_TILE if numerics is Numerics.INVARIANT else 0
     return StepPlan(
         num_tokens=num_tokens,
         num_rows=num_tokens + padding,
-        cache_rows_T=torch.cat(cache_rows),
+        cache_rows_T=_locate_tokens(batch.segments, block_size, device),
         prefills=tuple(prefills),
         decode_waves=_plan_waves(decodes, device),
         decode_groups=_plan_groups(decodes, block_size, device, numerics=numerics),
@@ -145,11 +145,21 @@ def _check_segments(
         raise InvariantError(f"segments cover {next_row} rows of {num_tokens} tokens")
 
 
-def _cache_rows(segment: Segment, block_size: int, device: torch.device) -> Tensor:
+def _locate_tokens(segments: Sequence[Segment], block_size: int, device: torch.device) -> Tensor:
+    """Cache row of every token of the lane."""
+    rows = [
+        segment.block_table[position // block_size] * block_size + position % block_size
+        for segment in segments
+        for position in range(segment.position, segment.position + segment.num_tokens)
+    ]
+    return torch.tensor(rows, device=device)
+
+
+def _locate_prefix(segment: Segment, block_size: int, device: torch.device) -> Tensor:
     """Cache rows of the segment's positions 0 to its end."""
     end = segment.position + segment.num_tokens
     num_blocks = -(-end // block_size)
-    blocks_N = torch.tensor(segment.block_table[:num_blocks], dtype=torch.int64, device=device)
+    blocks_N = torch.tensor(segment.block_table[:num_blocks], device=device)
     offsets_P = torch.arange(block_size, device=device)
     return (blocks_N[:, None] * block_size + offsets_P).flatten()[:end]
 
@@ -159,10 +169,13 @@ def _plan_waves(decodes: Sequence[Segment], device: torch.device) -> tuple[Decod
     waves = []
     for i in range(max((segment.num_tokens for segment in decodes), default=0)):
         members = [segment for segment in decodes if segment.num_tokens > i]
+        slots = [segment.state_slot for segment in members]
+        is_range = slots == list(range(slots[0], slots[0] + len(slots)))
         waves.append(
             DecodeWave(
-                rows_B=torch.tensor([s.start + i for s in members], device=device),
-                slots_B=torch.tensor([s.state_slot for s in members], device=device),
+                rows_B=torch.tensor([segment.start + i for segment in members], device=device),
+                slots_B=torch.tensor(slots, device=device),
+                slot_range=slice(slots[0], slots[0] + len(slots)) if is_range else None,
             )
         )
     return tuple(waves)
@@ -195,15 +208,13 @@ def _plan_group(
         own = segment.block_table[: -(-length // block_size)]
         blocks.extend(own)
         blocks.extend(own[:1] * (num_blocks - len(own)))
-    mask = None
+    mask_BL = torch.zeros(len(members), span, device=device)
     if min(lengths) < span:
         lengths_B1 = torch.tensor(lengths, device=device)[:, None]
-        is_hidden_BL = torch.arange(span, device=device) >= lengths_B1
-        mask = torch.zeros(is_hidden_BL.shape, device=device)
-        mask = mask.masked_fill(is_hidden_BL, -torch.inf)[:, None]
+        mask_BL.masked_fill_(torch.arange(span, device=device) >= lengths_B1, -torch.inf)
     return DecodeGroup(
         rows_B=torch.tensor([row for row, _, _ in members], device=device),
         cache_blocks_N=torch.tensor(blocks, device=device),
         span=span,
-        mask_B1L=mask,
+        mask_B1L=mask_BL[:, None],
     )

@@ -17,6 +17,8 @@ from model.storage import MXFP4_GROUP
 
 TEXT_PREFIX = "language_model."
 VISION_PREFIXES = ("vision_tower.", "mm_projector.")
+EXPERT_MARK = ".block_sparse_moe.experts."
+"""Only tensors of routed experts have this in their name."""
 
 _OLD_SPELLINGS = {
     "_res.proj_weight": "_res_proj.weight",

@@ -14,7 +14,7 @@ class AttentionEndpoint:
 
     worker: WorkerId
     address: str
-    """Request channel: `host:port` or `unix:/path`."""
+    """Its request channel, as `RequestServer.start` returned it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,8 @@ class GatewaySettings:
     eos_token_ids: tuple[int, ...]
     tokenizer_folder: Path | None
     """Folder with tokenizer files; None serves token ids only."""
+    trace_exporter: str = "none"
+    """See `cluster.telemetry.make_tracer_provider`."""
 
 
 @dataclass(frozen=True, slots=True)

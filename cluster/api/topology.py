@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import timedelta
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from cluster.api.generated.latentmesh.v1 import inference_pb2
 from configs.errors import InvariantError
@@ -177,7 +177,7 @@ def _view(kind: type[_View], message: object) -> _View:
     return kind(**values)
 
 
-def _values(view: ModelView | AttentionWorkerView) -> dict[str, object]:
+def _values(view: ModelView | AttentionWorkerView) -> dict[str, Any]:
     return {field.name: getattr(view, field.name) for field in fields(view)}
 
 

@@ -1,7 +1,8 @@
 """The transport protocol: ordered, reliable frames between an attention and an expert worker.
 
-A `Link` is one side of a connection. Links are synchronous and owned by one thread; the only
-blocking call is `send` (while the peer's buffer is full), with a deadline.
+A `Link` is one side of a connection. Links are synchronous and owned by one thread, and no call
+blocks: what the peer has no room for is queued with its deadline and pushed by `flush`. So two
+workers that send to each other at once cannot block each other as long as both read.
 Header and payload may travel apart; a frame is handed out once both are complete. Closing is
 idempotent, and a dead peer shows as `PeerClosedError` on the next call.
 
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,12 +25,13 @@ from router.frames import FrameHeader
 Bytes = NDArray[np.uint8]
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """A received frame. `payload` may be a view of the link's buffer, valid until `release`."""
+class Frame(msgspec.Struct, frozen=True, gc=False):
+    """A received frame. `payload` is a view of the link's buffer, valid until `Link.release`."""
 
     header: FrameHeader
     payload: Bytes
+    token: int = 0
+    """The link's own name for the buffer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +53,29 @@ class Link(Protocol):
     def generation(self) -> Generation:
         """Membership generation the link was made in."""
 
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes queued because the peer had no room. Watch for writability while not 0."""
+
     def send(self, header: FrameHeader, parts: Sequence[Bytes], *, deadline: float) -> None:
-        """Send one frame; the parts are concatenated and may be reused on return.
+        """Send or queue one frame; the parts are concatenated and may be reused on return.
+
+        Args:
+            header: States the payload length.
+            parts: Contiguous uint8 arrays.
+            deadline: When `flush` gives up on what could not be sent at once.
+
+        Raises:
+            FrameError: The parts do not add up to the stated length; nothing was sent.
+            PeerClosedError: The peer is gone.
+        """
+
+    def flush(self) -> bool:
+        """Push queued bytes; return whether nothing is left. Never blocks.
 
         Raises:
             PeerClosedError: The peer is gone.
-            TransportTimeoutError: The peer did not make room before the deadline.
+            TransportTimeoutError: The peer did not make room before a deadline; the link is closed.
         """
 
     def try_receive(self) -> Frame | None:
@@ -67,7 +87,7 @@ class Link(Protocol):
         """
 
     def release(self, frame: Frame) -> None:
-        """Give back the buffer of a frame from `try_receive`. In order of receipt; once each."""
+        """Give back the buffer of a frame from `try_receive`. In any order; once each."""
 
     def fileno(self) -> int:
         """Descriptor that is readable when `try_receive` may have something."""

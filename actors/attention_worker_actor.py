@@ -1,0 +1,63 @@
+"""The Ray shell of an attention worker: process, name and threads. No logic of its own."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import ray
+
+from actors.attention_service import AttentionService
+from actors.worker_settings import AttentionServiceSettings
+from actors.worker_stats import AttentionServiceStats, WorkerIdentity
+from router.membership import Membership
+from router.placement import Placement
+
+
+class AttentionWorkerActor:
+    """An attention worker as Ray sees it. The concurrency groups are the gateway's to define."""
+
+    def __init__(self, settings: AttentionServiceSettings) -> None:
+        self._settings = settings
+        self._service = AttentionService(settings)
+        self._stopped = threading.Event()
+
+    def load(self) -> WorkerIdentity:
+        """Load weights and allocate caches; see `AttentionService.load`."""
+        self._service.load()
+        return self._identity()
+
+    def connect(self, membership: Membership, placement: Placement) -> str:
+        """Connect to expert workers; see `AttentionService.connect`."""
+        return self._service.connect(membership, placement)
+
+    def stop(self) -> None:
+        """End everything but the process."""
+        self._service.stop()
+        self._stopped.set()
+
+    @ray.method(concurrency_group="health")
+    def drain(self) -> None:
+        """Refuse new requests."""
+        self._service.drain()
+
+    @ray.method(concurrency_group="health")
+    def stats(self) -> tuple[WorkerIdentity, AttentionServiceStats]:
+        """Return where this worker runs and what it has done; answers while it is loading."""
+        return self._identity(), self._service.stats()
+
+    @ray.method(concurrency_group="waiting")
+    def wait_until_serving(self, timeout_s: float) -> str:
+        """Return the address of the request channel once there is one."""
+        return self._service.wait_until_serving(timeout_s)
+
+    @ray.method(concurrency_group="watch")
+    def wait_until_stopped(self) -> None:
+        """Return when `stop` has ended this worker; fails when its process ends before."""
+        self._stopped.wait()
+
+    def _identity(self) -> WorkerIdentity:
+        context = ray.get_runtime_context()
+        return WorkerIdentity(
+            worker=self._settings.worker, pid=os.getpid(), node_id=context.get_node_id()
+        )

@@ -1,0 +1,208 @@
+"""All live requests of an engine, their order, and the memory they own.
+
+A request is queued (owns nothing), then running (owns a slot and all blocks it can need), then it
+has ended (owns nothing, its one `Ended` is made). Nobody else allocates or frees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from itertools import chain, islice
+
+from actors.engine.admission import EngineLimits, blocks_needed, find_overload, find_refusal
+from actors.engine.block_pool import BlockPool
+from actors.engine.request import EngineRequest, Phase, RequestKey
+from actors.engine.scheduler import RequestView, SchedulerState, StepPlan, plan_admission
+from actors.engine.state_pool import StatePool
+from actors.request_channel import Ended, Submit
+from configs.errors import InvalidRequestError, InvariantError, ServingError
+from configs.numerics import EndReason, FinishReason
+from model.cache import ModelMemory
+
+
+class RequestTable:
+    """Requests by key. Owned by the engine thread."""
+
+    def __init__(self, memory: ModelMemory, limits: EngineLimits) -> None:
+        if (memory.num_blocks, memory.block_size, memory.num_slots) != (
+            limits.num_blocks,
+            limits.block_tokens,
+            limits.num_state_slots,
+        ):
+            raise InvariantError(
+                f"memory has {memory.num_blocks} blocks of {memory.block_size} and "
+                f"{memory.num_slots} slots; the limits state {limits}"
+            )
+        self.limits = limits
+        self.blocks = BlockPool(memory.num_blocks)
+        self.slots = StatePool(memory)
+        self.running: dict[RequestKey, EngineRequest] = {}
+        """In order of admission."""
+        self.queued: dict[RequestKey, EngineRequest] = {}
+        """In order of arrival."""
+        self.num_ended = 0
+        self._ended: list[Ended] = []
+
+    def submit(self, submit: Submit, now: float) -> None:
+        """Queue a request, or end it at once if it is refused or already complete.
+
+        Raises:
+            InvalidRequestError: The same (request, attempt) is live. That one goes on; no `Ended`
+                is made, because it has one end only.
+        """
+        key = RequestKey(submit.request_id, submit.attempt)
+        if self.find(key) is not None:
+            raise InvalidRequestError(
+                f"request {key.request_id} attempt {key.attempt} is already live here; "
+                "use a new request_id or a higher attempt"
+            )
+        request = EngineRequest(
+            submit=submit,
+            arrived_at=now,
+            num_blocks=blocks_needed(
+                len(submit.token_ids) + max(submit.max_tokens, 0), self.limits.block_tokens
+            ),
+            deadline=None if submit.timeout_s is None else now + submit.timeout_s,
+            credit=submit.credit_tokens,
+            generated=list(submit.generated_ids),
+        )
+        refusal: ServingError | None = find_refusal(submit, self.limits)
+        if refusal is None:
+            self.queued[key] = request
+            refusal = find_overload(self._count_waiting(), self.limits)
+        if refusal is not None:
+            self.end(request, EndReason.REJECTED, now, error=refusal)
+        elif (finish := request.find_finish()) is not None:
+            # An earlier attempt generated the last token, but its end was lost.
+            self.end(request, EndReason.FINISHED, now, finish=finish)
+
+    def refuse(self, submit: Submit, error: ServingError, now: float) -> None:
+        """End a request with REJECTED without looking at it."""
+        request = EngineRequest(
+            submit=submit, arrived_at=now, num_blocks=0, deadline=None, credit=0
+        )
+        self.end(request, EndReason.REJECTED, now, error=error)
+
+    def find(self, key: RequestKey) -> EngineRequest | None:
+        """Return a live request."""
+        running = self.running.get(key)
+        return self.queued.get(key) if running is None else running
+
+    def live(self) -> Iterator[EngineRequest]:
+        """Running requests, then queued ones."""
+        return chain(self.running.values(), self.queued.values())
+
+    def expire(self, now: float) -> None:
+        """End every request whose deadline has passed."""
+        for request in list(self.live()):
+            if request.deadline is not None and request.deadline <= now:
+                self.end(request, EndReason.DEADLINE, now)
+
+    def admit(self, plan: StepPlan, now: float) -> None:
+        """Give the admitted requests their memory."""
+        for key in plan.admitted:
+            request = self.queued.pop(key)
+            self.running[key] = request
+            request.slot = self.slots.allocate()
+            request.blocks = self.blocks.allocate(request.num_blocks)
+            request.admitted_at = now
+            request.update_phase()
+
+    def end(
+        self,
+        request: EngineRequest,
+        reason: EndReason,
+        now: float,
+        *,
+        finish: FinishReason | None = None,
+        error: ServingError | None = None,
+        is_reported: bool = True,
+    ) -> None:
+        """Make the one `Ended` of a request and free what it owns.
+
+        Args:
+            request: Live, or refused before it was queued.
+            reason: Why it ends.
+            now: Monotonic seconds.
+            finish: With FINISHED.
+            error: With REJECTED and FAILED.
+            is_reported: False when its gateway is gone.
+
+        Raises:
+            InvariantError: It has ended before.
+        """
+        key = request.key
+        if request.phase is Phase.ENDED:
+            raise InvariantError(f"request {key} ends a second time, with {reason}")
+        if self.find(key) is request:
+            self.running.pop(key, None)
+            self.queued.pop(key, None)
+        if request.slot is not None:
+            self.slots.free(request.slot)
+            self.blocks.free(request.blocks)
+            request.slot, request.blocks = None, ()
+        request.phase = Phase.ENDED
+        self.num_ended += 1
+        if not is_reported:
+            return
+        self._ended.append(
+            Ended(
+                request_id=key.request_id,
+                attempt=key.attempt,
+                reason=reason,
+                usage=request.usage(now),
+                finish_reason=finish,
+                error_code="" if error is None else error.code,
+                error_message="" if error is None else error.message,
+            )
+        )
+
+    def take_ended(self) -> tuple[Ended, ...]:
+        """Ends since the last call."""
+        ended, self._ended = tuple(self._ended), []
+        return ended
+
+    def scheduler_state(
+        self,
+        held: Collection[RequestKey],
+        *,
+        max_logit_rows: int,
+        starved_steps: int,
+    ) -> SchedulerState:
+        """The frozen state that the next step is planned from."""
+        return SchedulerState(
+            running=tuple(_view(request, held) for request in self.running.values()),
+            queued=self._queue_head(held),
+            num_free_blocks=self.blocks.num_free,
+            num_free_slots=self.slots.num_free,
+            max_step_tokens=self.limits.max_step_tokens,
+            max_logit_rows=max_logit_rows,
+            starved_steps=starved_steps,
+        )
+
+    def _queue_head(self, held: Collection[RequestKey]) -> tuple[RequestView, ...]:
+        head = islice(self.queued.values(), self.slots.num_free)
+        return tuple(_view(request, held) for request in head)
+
+    def _count_waiting(self) -> int:
+        """Queued requests that the next step cannot admit."""
+        startable = plan_admission(
+            self._queue_head(()),
+            num_free_blocks=self.blocks.num_free,
+            num_free_slots=self.slots.num_free,
+        )
+        return len(self.queued) - len(startable)
+
+
+def _view(request: EngineRequest, held: Collection[RequestKey]) -> RequestView:
+    key = request.key
+    return RequestView(
+        key=key,
+        num_prompt=request.num_prompt,
+        num_known=request.num_known,
+        computed=request.computed,
+        num_blocks=request.num_blocks,
+        is_paused=request.is_paused or key in held,
+        wants_all_logits=request.submit.want_logits,
+        last_step=request.last_step,
+    )

@@ -1,0 +1,62 @@
+"""What a worker is told when it is made. Frozen values that cross process boundaries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from configs.ids import WorkerId
+from configs.numerics import FloatType, Numerics
+from router.settings import RouterSettings
+from router.transport.connect import TransportKind
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeSettings:
+    """How a worker of either pool computes."""
+
+    checkpoint: Path
+    mla_norm_eps: float
+    dtype: FloatType
+    numerics: Numerics
+    device: str
+    """`cpu` or `cuda`."""
+    num_threads: int
+    """CPU threads for matrix products."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionServiceSettings:
+    """Everything about one attention worker."""
+
+    worker: WorkerId
+    compute: ComputeSettings
+    router: RouterSettings
+    context_tokens: int
+    num_blocks: int
+    block_tokens: int
+    num_state_slots: int
+    max_step_tokens: int
+    max_queued_requests: int
+    host: str | None
+    """Address for the request channel; None takes a Unix socket in `sockets`."""
+    sockets: Path
+    """Folder of the sockets of this launch."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertServiceSettings:
+    """Everything about one expert worker."""
+
+    worker: WorkerId
+    compute: ComputeSettings
+    memory_bytes: int | None
+    """Budget for expert slots; None leaves it to the machine."""
+    merge_window_s: float
+    spin_s: float
+    transports: tuple[TransportKind, ...]
+    """Listeners to open."""
+    host: str
+    """Address that TCP listeners bind."""
+    sockets: Path
+    """Folder of the sockets of this launch."""

@@ -1,0 +1,161 @@
+"""A synchronous client of the gRPC API, for the command line and for programs like it.
+
+Raises the same exceptions as the server. One object may be used from several threads.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Final, Self
+
+import grpc
+import numpy as np
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from numpy.typing import NDArray
+
+from cluster.api.answers import Chunk, Finished
+from cluster.api.generated.latentmesh.v1 import inference_pb2, inference_pb2_grpc
+from cluster.api.proto_values import read_event, read_rows, write_generate, write_score
+from cluster.api.status import from_grpc
+from cluster.api.topology import TopologyView, from_proto
+from cluster.api.validation import GenerateParams, ScoreParams
+from configs.errors import InvariantError, TransportTimeoutError
+
+MAX_RECEIVE_BYTES: Final = 256 << 20
+TOPOLOGY_TIMEOUT_S: Final = 15.0
+
+
+class LatentmeshClient:
+    """A connection to one gateway. Connects on first use; close it, or use it in `with`."""
+
+    def __init__(self, address: str) -> None:
+        """Take the server's `host:port`; nothing is sent yet."""
+        self.address = address
+        self._channel = grpc.insecure_channel(
+            address,
+            options=[
+                ("grpc.max_receive_message_length", MAX_RECEIVE_BYTES),
+                ("grpc.keepalive_time_ms", 30_000),
+                ("grpc.keepalive_timeout_ms", 10_000),
+                # Two clients of one process must not share a connection and its flow control.
+                ("grpc.use_local_subchannel_pool", 1),
+                ("grpc.initial_reconnect_backoff_ms", 100),
+                ("grpc.min_reconnect_backoff_ms", 100),
+                ("grpc.max_reconnect_backoff_ms", 1_000),
+            ],
+        )
+        self._inference = inference_pb2_grpc.InferenceServiceStub(  # type: ignore[no-untyped-call]  # generated
+            self._channel
+        )
+        self._health = health_pb2_grpc.HealthStub(self._channel)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def generate(
+        self, params: GenerateParams, *, timeout_s: float | None = None
+    ) -> Iterator[Chunk | Finished]:
+        """Yield chunks as they come and at last `Finished`. Closing the iterator cancels.
+
+        Args:
+            params: What to generate; it is checked by the server.
+            timeout_s: Deadline of the whole generation; None has none.
+
+        Raises:
+            ServingError: The class that the server raised, or `TransportError`.
+        """
+        call = self._inference.Generate(write_generate(params), timeout=timeout_s)
+        last: Chunk | Finished | None = None
+        try:
+            with _mapped_errors():
+                for response in call:
+                    last = read_event(response)
+                    yield last
+        finally:
+            call.cancel()
+        if not isinstance(last, Finished):
+            raise InvariantError(f"{self.address} ended the stream without `finished`")
+
+    def score(self, params: ScoreParams, *, timeout_s: float | None = None) -> NDArray[np.float32]:
+        """Return the logits of every prompt position, float32 `[T, vocab]`.
+
+        Raises:
+            ServingError: The class that the server raised, or `TransportError`.
+        """
+        parts: list[NDArray[np.float32]] = []
+        num_rows = 0
+        with _mapped_errors():
+            for response in self._inference.Score(write_score(params), timeout=timeout_s):
+                rows = read_rows(response)
+                if rows.first_position != num_rows:
+                    raise InvariantError(
+                        f"{self.address} sent logits of position {rows.first_position}, expected "
+                        f"{num_rows}"
+                    )
+                parts.append(rows.logits)
+                num_rows += len(rows.logits)
+        if not parts:
+            raise InvariantError(f"{self.address} sent no logits")
+        return np.concatenate(parts)
+
+    def topology(self, *, timeout_s: float = TOPOLOGY_TIMEOUT_S) -> TopologyView:
+        """Return the description of the cluster.
+
+        Raises:
+            ServingError: The class that the server raised, or `TransportError`.
+        """
+        with _mapped_errors():
+            request = inference_pb2.GetTopologyRequest()
+            return from_proto(self._inference.GetTopology(request, timeout=timeout_s))
+
+    def wait_ready(self, timeout_s: float) -> None:
+        """Wait until the server says that it takes requests.
+
+        Raises:
+            TransportTimeoutError: It did not in time; says what it said last.
+        """
+        deadline = time.monotonic() + timeout_s
+        last = "it cannot be reached"
+        while (left_s := deadline - time.monotonic()) > 0:
+            watch = self._health.Watch(
+                health_pb2.HealthCheckRequest(), timeout=left_s, wait_for_ready=True
+            )
+            try:
+                for response in watch:
+                    if response.status == health_pb2.HealthCheckResponse.SERVING:
+                        return
+                    last = health_pb2.HealthCheckResponse.ServingStatus.Name(response.status)
+            except grpc.RpcError as exc:
+                if exc.code() not in _WORTH_WAITING:
+                    raise from_grpc(exc) from exc
+            finally:
+                watch.cancel()
+        raise TransportTimeoutError(
+            f"{self.address} is not ready after {timeout_s} s ({last}); is a server running there?"
+        )
+
+    def close(self) -> None:
+        """End the connection; open streams are cancelled. Idempotent."""
+        self._channel.close()
+
+
+_WORTH_WAITING = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+
+
+@contextmanager
+def _mapped_errors() -> Iterator[None]:
+    try:
+        yield
+    except grpc.RpcError as exc:
+        raise from_grpc(exc) from exc

@@ -1,0 +1,152 @@
+"""The gRPC server: InferenceService, health and reflection on one port."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import Any, Final, TypeAlias
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from cluster.api.error_barrier import ErrorBarrier
+from cluster.api.gateway_settings import GatewaySettings
+from cluster.api.generated.latentmesh.v1 import inference_pb2, inference_pb2_grpc
+from cluster.api.inference import CallContext, Inference
+from cluster.api.listening import bind_tcp, format_address
+from cluster.api.proto_values import read_generate, read_score, write_event, write_rows
+from cluster.api.topology import TopologySource, to_proto
+from cluster.telemetry import Metrics
+from configs.errors import ConfigError, TransportTimeoutError
+
+SERVICE: Final = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
+TOPOLOGY_TIMEOUT_S: Final = 10.0
+
+_Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"  # generic for type checkers only
+
+
+class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
+    """latentmesh.v1.InferenceService. Exceptions are the barrier's business."""
+
+    def __init__(self, inference: Inference, topology: TopologySource) -> None:
+        self._inference = inference
+        self._topology = topology
+
+    # Streams are written, not yielded: a client that leaves shows as CancelledError here, inside
+    # the request, and not in a generator that nobody closes.
+
+    async def Generate(  # noqa: N802 - named by the proto
+        self, request: inference_pb2.GenerateRequest, context: _Context
+    ) -> None:
+        """See the proto."""
+        answer = self._inference.generate(read_generate(request), _call_of(context))
+        async with aclosing(answer):
+            async for event in answer:
+                await context.write(write_event(event))
+
+    async def Score(  # noqa: N802 - named by the proto
+        self, request: inference_pb2.ScoreRequest, context: _Context
+    ) -> None:
+        """See the proto."""
+        answer = self._inference.score(read_score(request), _call_of(context))
+        async with aclosing(answer):
+            async for rows in answer:
+                await context.write(write_rows(rows))
+
+    async def GetTopology(  # noqa: N802 - named by the proto
+        self, request: inference_pb2.GetTopologyRequest, context: _Context
+    ) -> inference_pb2.GetTopologyResponse:
+        """See the proto."""
+        del request, context
+        try:
+            async with asyncio.timeout(TOPOLOGY_TIMEOUT_S):
+                return to_proto(await self._topology.snapshot())
+        except TimeoutError as exc:
+            raise TransportTimeoutError(
+                f"the workers did not describe themselves within {TOPOLOGY_TIMEOUT_S} s; retry"
+            ) from exc
+
+
+class GrpcServer:
+    """One gRPC server. Bound by its constructor, answering after `start`."""
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        inference: Inference,
+        topology: TopologySource,
+        metrics: Metrics,
+    ) -> None:
+        """Bind the port.
+
+        Raises:
+            PortInUseError: Somebody else listens there.
+            ConfigError: The address cannot be bound.
+        """
+        self._server = grpc.aio.server(
+            interceptors=[ErrorBarrier(SERVICE, settings.gateway, metrics)],
+            options=_options(settings),
+        )
+        self._health = health.aio.HealthServicer()
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server(
+            InferenceServicer(inference, topology), self._server
+        )
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        reflection.enable_server_reflection(
+            (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
+        )
+        port = self._bind(settings.host, settings.grpc_port)
+        self.address = format_address(settings.host, port)
+
+    async def start(self) -> None:
+        """Answer calls."""
+        await self._server.start()
+
+    async def set_serving(self, *, is_serving: bool) -> None:
+        """Publish to health checks whether requests are taken."""
+        serving = health_pb2.HealthCheckResponse.ServingStatus
+        status = serving.SERVING if is_serving else serving.NOT_SERVING
+        for service in ("", SERVICE):
+            await self._health.set(service, status)
+
+    async def stop(self, grace_s: float) -> None:
+        """Close the port, then the calls: those that do not end within `grace_s` are cancelled."""
+        await self._server.stop(grace_s)
+
+    def _bind(self, host: str, port: int) -> int:
+        address = format_address(host, port)
+        try:
+            return self._server.add_insecure_port(address)
+        except RuntimeError as exc:
+            # gRPC does not say why; binding the address ourselves does.
+            bind_tcp(host, port, setting="api.grpc_port").close()
+            raise ConfigError(
+                f"api.host and api.grpc_port: {address} cannot be bound: {exc}"
+            ) from exc
+
+
+def _call_of(context: _Context) -> CallContext:
+    metadata = context.invocation_metadata()
+    pairs = () if metadata is None else metadata
+    return CallContext(
+        timeout_s=context.time_remaining(),
+        carrier={key: value for key, value in pairs if isinstance(value, str)},
+    )
+
+
+def _options(settings: GatewaySettings) -> list[tuple[str, int]]:
+    return [
+        # Else a second server binds the same port without an error and takes half the calls.
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_receive_message_length", settings.max_message_bytes),
+        ("grpc.max_send_message_length", settings.max_message_bytes),
+        # Clients may ping as they like: never GOAWAY "too_many_pings".
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", 1),
+        ("grpc.http2.max_ping_strikes", 0),
+        # Finds clients that vanished without closing, so that their requests are cancelled.
+        ("grpc.keepalive_time_ms", 30_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+    ]

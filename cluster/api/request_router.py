@@ -1,0 +1,268 @@
+"""Which attention worker runs a request, and how many requests one gateway carries.
+
+The choice is a pure function; the router owns the connections and the streams of the requests that
+were accepted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+
+import msgspec
+
+from actors.request_channel import Sampling, Submit
+from cluster.api.gateway_settings import AttentionEndpoint, GatewaySettings
+from cluster.api.request_stream import CREDIT_TOKENS, Outcome, RequestStream
+from cluster.api.worker_connection import WorkerConnection
+from cluster.telemetry import Metrics
+from configs.errors import (
+    NoWorkerError,
+    OverloadedError,
+    RequestTooLargeError,
+    ServingError,
+    TransportError,
+)
+from configs.ids import RequestId, WorkerId
+from configs.metrics import (
+    CONNECTED_WORKERS,
+    LOST_CONNECTIONS,
+    OUTPUT_TOKENS,
+    PROMPT_TOKENS,
+    REQUESTS,
+    RUNNING_REQUESTS,
+)
+
+FIRST_ATTEMPT = 1
+
+
+class Operation(StrEnum):
+    """What is asked of the model; a label of metrics."""
+
+    GENERATE = "generate"
+    SCORE = "score"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSpec:
+    """A request that passed validation, on its way to a worker."""
+
+    token_ids: list[int]
+    max_tokens: int
+    """0 for a score."""
+    sampling: Sampling
+    """Its seed is replaced by `seed`."""
+    seed: int | None
+    """None lets the router draw one."""
+    stop_token_ids: list[int]
+    timeout_s: float | None
+    """Seconds left of the client's deadline; None has none."""
+    operation: Operation = Operation.GENERATE
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLoad:
+    """What the choice of a worker looks at."""
+
+    worker: WorkerId
+    num_open: int
+    """Requests of this gateway there."""
+    max_request_tokens: int
+
+
+def choose_worker(loads: Sequence[WorkerLoad], num_tokens: int) -> WorkerId:
+    """Return the least loaded worker that can hold `num_tokens`; ties go to the first name.
+
+    Raises:
+        NoWorkerError: There is no worker.
+        RequestTooLargeError: None can ever hold so many tokens.
+    """
+    if not loads:
+        raise NoWorkerError("no attention worker is connected; retry in a moment")
+    fitting = [load for load in loads if load.max_request_tokens >= num_tokens]
+    if not fitting:
+        limit = max(load.max_request_tokens for load in loads)
+        raise RequestTooLargeError(
+            f"prompt and answer of {num_tokens} tokens exceed the {limit} that fit a worker's "
+            "memory; shorten the prompt or max_tokens, or raise attention_pool.num_blocks"
+        )
+    return min(fitting, key=lambda load: (load.num_open, load.worker)).worker
+
+
+def draw_seed() -> int:
+    """Return a random seed below 2^63, which every client language can hold."""
+    return secrets.randbits(63)
+
+
+class RequestRouter:
+    """Accepts requests and hands out their streams. Belongs to one event loop.
+
+    `changed` is set whenever a worker is connected or lost, or draining begins; whoever watches
+    clears it.
+    """
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        endpoints: Sequence[AttentionEndpoint],
+        metrics: Metrics,
+        *,
+        draw_seed: Callable[[], int] = draw_seed,
+    ) -> None:
+        self._settings = settings
+        self._metrics = metrics
+        self._draw_seed = draw_seed
+        self._counter = itertools.count(1)
+        self._running: set[RequestStream] = set()
+        self._is_draining = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.changed = asyncio.Event()
+        self._connections = {
+            endpoint.worker: WorkerConnection(
+                endpoint, on_change=self._on_change, on_lost=self._on_lost
+            )
+            for endpoint in endpoints
+        }
+        metrics.track(RUNNING_REQUESTS, lambda: len(self._running))
+        metrics.track(CONNECTED_WORKERS, lambda: self.num_connected)
+
+    @property
+    def num_connected(self) -> int:
+        """Workers that take requests."""
+        return sum(link.welcome is not None for link in self._connections.values())
+
+    @property
+    def num_running(self) -> int:
+        """Accepted requests whose readers have not left."""
+        return len(self._running)
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether a new request would be taken to a worker."""
+        return not self._is_draining and self.num_connected > 0
+
+    @property
+    def max_request_tokens(self) -> int:
+        """Tokens of prompt and answer that the roomiest connected worker can hold.
+
+        Raises:
+            NoWorkerError: No worker is connected.
+        """
+        self._check_open()
+        return max(load.max_request_tokens for load in self._loads())
+
+    async def connect(self) -> None:
+        """Begin to connect, and wait until every worker was tried once. Called once.
+
+        Raises:
+            TransportError: None of them could be reached; the first one's error.
+        """
+        results = await asyncio.gather(
+            *(link.start() for link in self._connections.values()), return_exceptions=True
+        )
+        failures = [result for result in results if isinstance(result, BaseException)]
+        if len(failures) == len(results):
+            names = ", ".join(str(endpoint) for endpoint in self._connections)
+            cause = failures[0] if failures else None
+            raise TransportError(
+                f"none of the attention workers ({names}) can be reached: {cause}"
+            ) from cause
+
+    def open(self, spec: RequestSpec) -> RequestStream:
+        """Accept a request and send it to a worker; its reader must close the stream.
+
+        Raises:
+            NoWorkerError: Draining, or no worker is connected.
+            OverloadedError: The gateway carries `max_running_requests` already.
+            RequestTooLargeError: No worker can hold it.
+        """
+        self._check_open()
+        limit = self._settings.max_running_requests
+        if len(self._running) >= limit:
+            raise OverloadedError(
+                f"gateway {self._settings.gateway} carries {len(self._running)} requests (limit "
+                f"{limit}, api.max_running_requests); retry later"
+            )
+        worker = choose_worker(self._loads(), len(spec.token_ids) + spec.max_tokens)
+        connection = self._connections[worker]
+        submit = self._submit_of(spec)
+        stream = RequestStream(
+            submit,
+            post=connection.post,
+            on_settled=partial(self._on_settled, spec.operation),
+            on_closed=self._on_closed,
+        )
+        connection.submit(submit, stream)
+        self._running.add(stream)
+        self._idle.clear()
+        return stream
+
+    def drain(self) -> None:
+        """Take no new requests. Running ones go on."""
+        self._is_draining = True
+        self.changed.set()
+
+    async def wait_idle(self) -> None:
+        """Wait until no accepted request has a reader."""
+        await self._idle.wait()
+
+    def fail_all(self, error: ServingError) -> None:
+        """End every running request with an error and cancel it at its worker."""
+        for stream in tuple(self._running):
+            stream.fail(error)
+
+    async def close(self) -> None:
+        """End all connections; running requests fail. Idempotent."""
+        self.drain()
+        await asyncio.gather(*(link.close() for link in self._connections.values()))
+
+    def _check_open(self) -> None:
+        if self._is_draining:
+            raise NoWorkerError(
+                f"gateway {self._settings.gateway} is shutting down; retry on another one"
+            )
+        if self.num_connected == 0:
+            raise NoWorkerError("no attention worker is connected; retry in a moment")
+
+    def _loads(self) -> list[WorkerLoad]:
+        return [
+            WorkerLoad(worker, link.num_open, link.welcome.max_request_tokens)
+            for worker, link in self._connections.items()
+            if link.welcome is not None
+        ]
+
+    def _submit_of(self, spec: RequestSpec) -> Submit:
+        seed = self._draw_seed() if spec.seed is None else spec.seed
+        return Submit(
+            request_id=RequestId(f"{self._settings.gateway}-{next(self._counter)}"),
+            attempt=FIRST_ATTEMPT,
+            token_ids=spec.token_ids,
+            max_tokens=spec.max_tokens,
+            sampling=msgspec.structs.replace(spec.sampling, seed=seed),
+            stop_token_ids=spec.stop_token_ids,
+            timeout_s=spec.timeout_s,
+            credit_tokens=CREDIT_TOKENS,
+            want_logits=spec.operation is Operation.SCORE,
+        )
+
+    def _on_settled(self, operation: Operation, outcome: Outcome) -> None:
+        self._metrics.add(REQUESTS, operation=operation, end_reason=outcome.reason)
+        self._metrics.add(PROMPT_TOKENS, outcome.usage.prompt_tokens)
+        self._metrics.add(OUTPUT_TOKENS, outcome.usage.output_tokens)
+
+    def _on_closed(self, stream: RequestStream) -> None:
+        self._running.discard(stream)
+        if not self._running:
+            self._idle.set()
+
+    def _on_change(self) -> None:
+        self.changed.set()
+
+    def _on_lost(self, endpoint: AttentionEndpoint) -> None:
+        self._metrics.add(LOST_CONNECTIONS, worker=endpoint.worker)

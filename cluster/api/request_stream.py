@@ -1,0 +1,229 @@
+"""News of one accepted request on its way from a worker's connection to the one who reads it.
+
+The buffer is bounded by credit: a worker may be at most `CREDIT_TOKENS` tokens ahead of the
+reader, and logit rows at most `MAX_ROW_BYTES`. The request is settled exactly once, by the worker's
+`Ended`, by the loss of the connection, or by a reader that leaves first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from actors.request_channel import Cancel, Credit, Ended, LogitRows, Submit, ToWorker, Usage
+from cluster.api.status import error_of_code
+from configs.errors import (
+    DeadlineError,
+    InvariantError,
+    OverloadedError,
+    RequestCancelledError,
+    ServingError,
+)
+from configs.ids import RequestId
+from configs.numerics import EndReason, FinishReason
+
+CREDIT_TOKENS: Final = 256
+"""Tokens that a worker may be ahead of the reader. Far more than a round trip's worth of steps, and
+all that is computed for nothing when a client vanishes unseen."""
+CREDIT_BATCH: Final = CREDIT_TOKENS // 4
+"""Credit is granted in pieces of at least this many tokens: one message per many steps."""
+MAX_ROW_BYTES: Final = 64 << 20
+"""Logit rows that may wait for the reader before the connection waits for it."""
+
+
+class RequestKey(NamedTuple):
+    """Names one worker's try at a request."""
+
+    request_id: RequestId
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a request ended."""
+
+    reason: EndReason
+    usage: Usage
+    finish_reason: FinishReason | None = None
+    error: ServingError | None = None
+    """Set unless `reason` is FINISHED."""
+
+
+@dataclass(slots=True)
+class News:
+    """What came since the last look. `outcome` is set in the last one."""
+
+    token_ids: list[int] = field(default_factory=list)
+    rows: list[LogitRows] = field(default_factory=list)
+    outcome: Outcome | None = None
+
+
+class RequestStream:
+    """One request between the connection that fills it and the reader that empties it.
+
+    Args:
+        submit: What was sent to the worker.
+        post: Sends a message to the worker; does nothing once the connection is gone.
+        on_settled: Called once, with the outcome.
+        on_closed: Called once, when the reader has left.
+    """
+
+    def __init__(
+        self,
+        submit: Submit,
+        *,
+        post: Callable[[ToWorker], None],
+        on_settled: Callable[[Outcome], None],
+        on_closed: Callable[[RequestStream], None],
+    ) -> None:
+        self.key = RequestKey(submit.request_id, submit.attempt)
+        self.seed = submit.sampling.seed
+        self._max_tokens = submit.max_tokens
+        self._post = post
+        self._on_settled = on_settled
+        self._on_closed = on_closed
+        self._news = News()
+        self._outcome: Outcome | None = None
+        self._is_closed = False
+        self._num_received = 0
+        self._num_granted = submit.credit_tokens
+        self._num_read = 0
+        self._row_bytes = 0
+        self._arrived = asyncio.Event()
+        self._has_row_room = asyncio.Event()
+        self._has_row_room.set()
+
+    # The connection's side
+
+    def put_tokens(self, token_ids: list[int]) -> None:
+        """Take tokens from the worker. A worker that ignores its credit fails the request."""
+        if self._outcome is not None:
+            return
+        self._num_received += len(token_ids)
+        if self._num_received > self._num_granted:
+            self.fail(
+                InvariantError(
+                    f"request {self.key.request_id}: the worker sent {self._num_received} tokens, "
+                    f"{self._num_granted} were granted"
+                )
+            )
+            return
+        self._news.token_ids.extend(token_ids)
+        self._arrived.set()
+
+    async def put_rows(self, rows: LogitRows, *, timeout_s: float) -> None:
+        """Take logit rows; waits while the reader is `MAX_ROW_BYTES` behind.
+
+        A reader that makes no room within `timeout_s` loses its request.
+        """
+        if self._outcome is not None:
+            return
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._has_row_room.wait()
+        except TimeoutError:
+            self.fail(
+                OverloadedError(
+                    f"request {self.key.request_id}: {self._row_bytes} bytes of logits were not "
+                    f"read for {timeout_s} s (limit {MAX_ROW_BYTES}); read faster or send less"
+                )
+            )
+            return
+        if self._outcome is None:
+            self._news.rows.append(rows)
+            self._row_bytes += len(rows.data)
+            if self._row_bytes >= MAX_ROW_BYTES:
+                self._has_row_room.clear()
+            self._arrived.set()
+
+    def put_end(self, ended: Ended) -> None:
+        """Take the worker's end of the request."""
+        self._settle(_outcome_of(ended))
+
+    def fail(self, error: ServingError) -> None:
+        """End the request with an error and stop the worker. Nothing happens if it has ended."""
+        if self._outcome is None:
+            self._post(Cancel(*self.key))
+            self._settle(Outcome(EndReason.FAILED, self._own_usage(), error=error))
+
+    # The reader's side
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """How the request ended; None while it runs."""
+        return self._outcome
+
+    async def next_news(self) -> News:
+        """Wait for news and take all of it; not to be called again after the outcome.
+
+        Calling it again says that the last news is out of the way: credit is granted for it.
+        """
+        self._grant()
+        await self._arrived.wait()
+        self._arrived.clear()
+        news, self._news = self._news, News()
+        news.outcome = self._outcome
+        self._num_read += len(news.token_ids)
+        self._row_bytes = 0
+        self._has_row_room.set()
+        return news
+
+    def close(self, *, is_late: bool = False) -> None:
+        """Leave. A request that still runs is cancelled at the worker. Idempotent.
+
+        Args:
+            is_late: The client's deadline has passed, which is why the reader leaves.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._outcome is None:
+            self._post(Cancel(*self.key))
+            reason, error = _leaving(self.key.request_id, is_late=is_late)
+            self._settle(Outcome(reason, self._own_usage(), error=error))
+        self._news = News()
+        self._on_closed(self)
+
+    def _grant(self) -> None:
+        # What the reader has taken is written by now: it asks for more.
+        num_wanted = min(self._num_read + CREDIT_TOKENS, self._max_tokens) - self._num_granted
+        is_last_piece = self._num_granted + num_wanted >= self._max_tokens
+        if num_wanted >= CREDIT_BATCH or (num_wanted > 0 and is_last_piece):
+            self._num_granted += num_wanted
+            self._post(Credit(*self.key, num_tokens=num_wanted))
+
+    def _own_usage(self) -> Usage:
+        return Usage(output_tokens=self._num_received)
+
+    def _settle(self, outcome: Outcome) -> None:
+        if self._outcome is not None:
+            return
+        self._outcome = outcome
+        self._arrived.set()
+        self._has_row_room.set()
+        self._on_settled(outcome)
+
+
+def _leaving(request_id: RequestId, *, is_late: bool) -> tuple[EndReason, ServingError]:
+    if is_late:
+        return EndReason.DEADLINE, DeadlineError(f"request {request_id}: its deadline passed")
+    return EndReason.CANCELLED, RequestCancelledError(f"request {request_id}: the client left")
+
+
+def _outcome_of(ended: Ended) -> Outcome:
+    name, text = ended.request_id, ended.error_message
+    error: ServingError | None
+    match ended.reason:
+        case EndReason.FINISHED:
+            error = None
+        case EndReason.CANCELLED:
+            error = RequestCancelledError(text if text else f"request {name} was cancelled")
+        case EndReason.DEADLINE:
+            cost = f"{ended.usage.total_s:.3f} s and {ended.usage.output_tokens} tokens"
+            late = f"request {name}: its deadline passed after {cost}"
+            error = DeadlineError(text if text else late)
+        case EndReason.REJECTED | EndReason.FAILED:
+            error = error_of_code(ended.error_code, text)
+    return Outcome(ended.reason, ended.usage, ended.finish_reason, error)

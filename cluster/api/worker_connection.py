@@ -1,0 +1,200 @@
+"""The connection of a gateway to one attention worker: made, used, lost and made again.
+
+While it is up, reports are handed to the streams they belong to, by (request, attempt); when it is
+lost, every open stream ends with a retryable error and the worker takes no requests until the
+connection is back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from actors.request_channel import Ended, StepReport, Submit, ToWorker, Welcome
+from actors.request_client import RequestClient
+from cluster.api.gateway_settings import AttentionEndpoint
+from cluster.api.request_stream import RequestKey, RequestStream
+from configs.errors import FrameError, TransportError, WorkerError
+
+CLOSE_TIMEOUT_S: Final = 2.0
+FIRST_BACKOFF_S: Final = 0.1
+MAX_BACKOFF_S: Final = 5.0
+SLOW_SCORE_S: Final = 30.0
+"""A reader of logits that blocks its worker's connection this long loses its request."""
+
+_log = logging.getLogger(__name__)
+
+
+class WorkerConnection:
+    """One attention worker as a gateway sees it. Belongs to one event loop.
+
+    Args:
+        endpoint: The worker.
+        on_change: Called when the worker becomes usable or is lost.
+        on_lost: Called besides when an established connection ends unasked.
+    """
+
+    def __init__(
+        self,
+        endpoint: AttentionEndpoint,
+        *,
+        on_change: Callable[[], None],
+        on_lost: Callable[[AttentionEndpoint], None],
+    ) -> None:
+        self.endpoint = endpoint
+        self._on_change = on_change
+        self._on_lost = on_lost
+        self._welcome: Welcome | None = None
+        self._streams: dict[RequestKey, RequestStream] = {}
+        self._outbox: asyncio.Queue[ToWorker] = asyncio.Queue()
+        self._was_tried = asyncio.Event()
+        self._first_error: TransportError | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def welcome(self) -> Welcome | None:
+        """What the worker said when it was connected; None while it is not."""
+        return self._welcome
+
+    @property
+    def num_open(self) -> int:
+        """Requests that the worker has not ended yet."""
+        return len(self._streams)
+
+    async def start(self) -> None:
+        """Begin to connect and wait for the first try. Called once.
+
+        Raises:
+            TransportError: It failed; further tries go on until `close`.
+        """
+        self._task = asyncio.create_task(self._run(), name=f"connection to {self.endpoint.worker}")
+        self._task.add_done_callback(_log_crash)
+        await self._was_tried.wait()
+        if self._first_error is not None:
+            raise self._first_error
+
+    def submit(self, submit: Submit, stream: RequestStream) -> None:
+        """Send a request whose news go to `stream`.
+
+        Raises:
+            WorkerError: The worker is not connected.
+        """
+        if self._welcome is None:
+            raise WorkerError(f"attention worker {self.endpoint.worker} is not connected; retry")
+        self._streams[stream.key] = stream
+        self._outbox.put_nowait(submit)
+
+    def post(self, message: ToWorker) -> None:
+        """Send a message about a request; nothing happens when the connection is gone."""
+        if self._welcome is not None:
+            self._outbox.put_nowait(message)
+
+    async def close(self) -> None:
+        """End the connection; open streams fail. Idempotent."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        backoff_s = FIRST_BACKOFF_S
+        while True:
+            try:
+                client = await self._connect()
+            except TransportError as exc:
+                if not self._was_tried.is_set():
+                    self._first_error = exc
+                    self._was_tried.set()
+                _log.warning("%s; next try in %.1f s", exc, backoff_s)
+                await asyncio.sleep(backoff_s)
+                backoff_s = min(backoff_s * 2, MAX_BACKOFF_S)
+                continue
+            backoff_s = FIRST_BACKOFF_S
+            await self._serve(client)
+
+    async def _connect(self) -> RequestClient:
+        worker, address = self.endpoint.worker, self.endpoint.address
+        try:
+            client = await RequestClient.connect(address)
+        except FrameError as exc:
+            raise TransportError(f"{address} is no attention worker: {exc}") from exc
+        if client.welcome.worker != worker:
+            await _close(client)
+            raise TransportError(
+                f"{address} belongs to {client.welcome.worker}, expected attention worker {worker}"
+            )
+        return client
+
+    async def _serve(self, client: RequestClient) -> None:
+        self._outbox = asyncio.Queue()
+        self._welcome = client.welcome
+        self._was_tried.set()
+        self._on_change()
+        sender = asyncio.create_task(self._send_all(client, self._outbox))
+        reason = "it closed the connection"
+        try:
+            async for report in client:
+                await self._deliver(report)
+        except (TransportError, FrameError) as exc:
+            reason = str(exc)
+        except asyncio.CancelledError:
+            reason = "the gateway was stopped"
+            raise
+        finally:
+            self._lose(reason)
+            sender.cancel()
+            await asyncio.gather(sender, return_exceptions=True)
+            await _close(client)
+        self._on_lost(self.endpoint)
+
+    async def _send_all(self, client: RequestClient, outbox: asyncio.Queue[ToWorker]) -> None:
+        try:
+            while True:
+                await client.send(await outbox.get())
+        except TransportError as exc:
+            # The reader sees the end of the connection too, and tells the streams.
+            _log.warning("sending to attention worker %s: %s", self.endpoint.worker, exc)
+            await _close(client)
+
+    async def _deliver(self, report: StepReport) -> None:
+        for tokens in report.tokens:
+            stream = self._streams.get(RequestKey(tokens.request_id, tokens.attempt))
+            if stream is not None:
+                stream.put_tokens(tokens.token_ids)
+        for rows in report.logits:
+            stream = self._streams.get(RequestKey(rows.request_id, rows.attempt))
+            if stream is not None:
+                await stream.put_rows(rows, timeout_s=SLOW_SCORE_S)
+        for ended in report.ended:
+            self._end(ended)
+
+    def _end(self, ended: Ended) -> None:
+        stream = self._streams.pop(RequestKey(ended.request_id, ended.attempt), None)
+        if stream is not None:
+            stream.put_end(ended)
+
+    def _lose(self, reason: str) -> None:
+        self._welcome = None
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream.fail(
+                WorkerError(
+                    f"request {stream.key.request_id}: attention worker {self.endpoint.worker} "
+                    f"was lost ({reason}); retry"
+                )
+            )
+        self._on_change()
+
+
+async def _close(client: RequestClient) -> None:
+    # A worker that does not read keeps its socket from flushing; it must not keep us.
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(CLOSE_TIMEOUT_S):
+            await client.close()
+
+
+def _log_crash(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        _log.error("%s ended by an unforeseen error", task.get_name(), exc_info=task.exception())

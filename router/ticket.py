@@ -1,0 +1,176 @@
+"""A dispatch in flight, and where its answers are kept until all are there.
+
+Knows no links: a frame is held with the function that gives its buffer back. Pair answers of one
+worker stay where they arrived; those of several are copied into place, still in wire dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from configs.errors import FrameError, ServingError
+from configs.ids import Generation, WorkerId
+from configs.numerics import Combine, FloatType
+from router.frames import FrameHeader
+from router.plan import DispatchPlan, LayerRoutes, WorkerPart
+from router.settings import RouterSettings
+from router.transport.base import Bytes, Frame
+
+Release = Callable[[Frame], None]
+TORCH_TYPES = {FloatType.FLOAT32: torch.float32, FloatType.BFLOAT16: torch.bfloat16}
+
+
+class DispatchTicket(Protocol):
+    """What the attention side sees of a dispatch in flight."""
+
+    @property
+    def layer(self) -> int:
+        """Layer whose experts were called."""
+
+    def is_ready(self) -> bool:
+        """Whether `finish` would return without waiting."""
+
+
+class RouterTicket:
+    """A dispatch of `LatentRouter`. Owned by the router's thread."""
+
+    def __init__(
+        self,
+        *,
+        call: tuple[int, int, int, int],
+        generation: Generation,
+        plan: DispatchPlan,
+        routes: LayerRoutes,
+        settings: RouterSettings,
+        poll: Callable[[], object],
+        deadline: float,
+        device: torch.device,
+    ) -> None:
+        """Wait for all parts of `plan`.
+
+        Args:
+            call: (step, layer, lane, attempt).
+            generation: Membership generation of the dispatch.
+            plan: The dispatch.
+            routes: Routes that the plan was made with.
+            settings: The router's.
+            poll: Takes in what has arrived, without blocking.
+            deadline: When the answers must be there.
+            device: Where the latents came from.
+        """
+        self.call = call
+        self.generation = generation
+        self.plan = plan
+        self.routes = routes
+        self.deadline = deadline
+        self.device = device
+        self.error: ServingError | None = None
+        self._settings = settings
+        self._poll = poll
+        self._waiting = {routes.workers[part.worker]: part for part in plan.parts}
+        self._held: dict[int, tuple[Frame, Release]] = {}
+        self._rows: Bytes | None = None
+
+    @property
+    def layer(self) -> int:
+        """Layer whose experts were called."""
+        return self.call[1]
+
+    @property
+    def step(self) -> int:
+        """Step that dispatched."""
+        return self.call[0]
+
+    @property
+    def waiting_for(self) -> list[WorkerId]:
+        """Workers whose answer has not come."""
+        return list(self._waiting)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all answers are there, or one failed."""
+        return not self._waiting or self.error is not None
+
+    def is_ready(self) -> bool:
+        """Whether `finish` would return (or raise) without waiting. Takes in what has arrived."""
+        if not self.is_settled:
+            self._poll()
+        return self.is_settled
+
+    def expects(self, worker: WorkerId) -> bool:
+        """Whether an answer of this worker is missing."""
+        return worker in self._waiting
+
+    def take_answer(self, worker: WorkerId, frame: Frame, release: Release) -> None:
+        """Keep a worker's answer.
+
+        Raises:
+            FrameError: It does not fit the dispatch; the frame is released.
+        """
+        part = self._waiting.pop(worker)
+        try:
+            self._check(worker, part, frame.header)
+        except FrameError:
+            release(frame)
+            raise
+        positions = part.positions_Q
+        if positions is None or self._settings.combine is Combine.PRESUM:
+            self._held[part.worker] = (frame, release)
+            return
+        row_bytes = self._settings.latent_size * self._settings.wire_dtype.num_bytes
+        if self._rows is None:
+            self._rows = np.empty((self.plan.weights_P.size, row_bytes), np.uint8)
+        self._rows[positions] = frame.payload.reshape(-1, row_bytes)
+        release(frame)
+
+    def pair_answers(self) -> Tensor:
+        """Return the pair answers `[P, L]` in canonical order, wire dtype; valid until `close`."""
+        if self._rows is not None:
+            return self._as_rows(self._rows.reshape(-1))
+        if not self._held:
+            return torch.empty(0, self._settings.latent_size)
+        [(frame, _)] = self._held.values()
+        return self._as_rows(frame.payload)
+
+    def partial_sums(self) -> list[tuple[WorkerPart, Tensor]]:
+        """Return the partial sums in worker order, wire dtype; valid until `close`."""
+        return [
+            (part, self._as_rows(self._held[part.worker][0].payload)) for part in self.plan.parts
+        ]
+
+    def close(self) -> None:
+        """Release all frames. Idempotent."""
+        for frame, release in self._held.values():
+            release(frame)
+        self._held.clear()
+        self._rows = None
+
+    def _as_rows(self, payload: Bytes) -> Tensor:
+        dtype = TORCH_TYPES[self._settings.wire_dtype]
+        return torch.from_numpy(payload).view(dtype).view(-1, self._settings.latent_size)
+
+    def _check(self, worker: WorkerId, part: WorkerPart, answer: FrameHeader) -> None:
+        expected = (
+            part.num_rows,
+            part.num_pairs,
+            self._settings.latent_size,
+            self._settings.wire_dtype,
+            self._settings.combine,
+        )
+        found = (
+            answer.num_tokens,
+            answer.num_pairs,
+            answer.latent_size,
+            answer.wire_dtype,
+            answer.combine,
+        )
+        if found != expected:
+            raise FrameError(
+                f"{worker} answered layer {self.layer}, step {self.step} with (tokens, pairs, "
+                f"latent, dtype, combine) {found}, expected {expected}"
+            )

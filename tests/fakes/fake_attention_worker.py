@@ -1,0 +1,171 @@
+"""An attention worker without a model, on the real request channel; the test says what it answers.
+
+By default every request is answered by counting: token i of the answer is `first_token + i`, until
+`max_tokens` or a stop token, never beyond the credit. With `is_manual` nothing is answered by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+
+from actors.request_channel import (
+    LENGTH_BYTES,
+    Cancel,
+    Credit,
+    Ended,
+    LogitRows,
+    NewTokens,
+    StepReport,
+    Submit,
+    Usage,
+    Welcome,
+    decode_length,
+    decode_to_worker,
+    encode_message,
+)
+from configs.ids import WorkerId
+from configs.numerics import EndReason, FinishReason
+
+
+class FakeAttentionWorker:
+    def __init__(self, *, name, is_manual, max_request_tokens, vocab_size, first_token):
+        self.name = WorkerId(name)
+        self.is_manual = is_manual
+        self.max_request_tokens = max_request_tokens
+        self.vocab_size = vocab_size
+        self.first_token = first_token
+        self.submitted = asyncio.Queue()
+        self.cancelled = asyncio.Queue()
+        self.credited = asyncio.Queue()
+        self.connected = asyncio.Queue()
+        self.received = []
+        self._writers = {}
+        self._credit = {}
+        self._has_credit = asyncio.Condition()
+        self._tasks = {}
+        self._server = None
+
+    @classmethod
+    async def start(
+        cls,
+        name="attention-0",
+        *,
+        is_manual=False,
+        max_request_tokens=1000,
+        vocab_size=64,
+        first_token=10,
+        port=0,
+    ):
+        fake = cls(
+            name=name,
+            is_manual=is_manual,
+            max_request_tokens=max_request_tokens,
+            vocab_size=vocab_size,
+            first_token=first_token,
+        )
+        await fake.listen(port)
+        return fake
+
+    async def listen(self, port=0):
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", port)
+        self.port = self._server.sockets[0].getsockname()[1]
+        self.address = f"tcp:127.0.0.1:{self.port}"
+
+    async def send_tokens(self, submit, token_ids):
+        tokens = NewTokens(submit.request_id, submit.attempt, list(token_ids))
+        await self._send(submit, StepReport(step=1, tokens=[tokens]))
+
+    async def send_end(self, submit, reason=EndReason.FINISHED, **kwargs):
+        if reason is EndReason.FINISHED:
+            kwargs.setdefault("finish_reason", FinishReason.LENGTH)
+        kwargs.setdefault("usage", Usage(prompt_tokens=len(submit.token_ids)))
+        ended = Ended(submit.request_id, submit.attempt, reason, **kwargs)
+        await self._send(submit, StepReport(step=2, ended=[ended]))
+
+    async def send_rows(self, submit, first_position, logits):
+        rows = LogitRows(
+            submit.request_id, submit.attempt, first_position, len(logits), logits.tobytes()
+        )
+        await self._send(submit, StepReport(step=1, logits=[rows]))
+
+    def drop_connections(self):
+        """Break every connection, as a process that dies does."""
+        for writer in set(self._writers.values()):
+            writer.transport.abort()
+
+    async def close(self):
+        for task in self._tasks.values():
+            task.cancel()
+        if self._server is not None:
+            self._server.close()
+            self.drop_connections()
+            await self._server.wait_closed()
+
+    async def _accept(self, reader, writer):
+        self._writers[id(writer)] = writer
+        writer.write(encode_message(Welcome(self.name, 1, self.max_request_tokens)))
+        self.connected.put_nowait(id(writer))
+        try:
+            while True:
+                prefix = await reader.readexactly(LENGTH_BYTES)
+                body = await reader.readexactly(decode_length(prefix))
+                await self._take(decode_to_worker(body), writer)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            writer.close()
+
+    async def _take(self, message, writer):
+        self.received.append(message)
+        key = (message.request_id, message.attempt)
+        match message:
+            case Submit():
+                self._writers[key] = writer
+                self._credit[key] = message.credit_tokens
+                self.submitted.put_nowait(message)
+                if not self.is_manual:
+                    self._tasks[key] = asyncio.create_task(self._answer(message))
+            case Credit():
+                async with self._has_credit:
+                    self._credit[key] += message.num_tokens
+                    self._has_credit.notify_all()
+                self.credited.put_nowait(message)
+            case Cancel():
+                self.cancelled.put_nowait(message)
+                if key in self._tasks:
+                    self._tasks[key].cancel()
+                submit = next(m for m in self.received if (m.request_id, m.attempt) == key)
+                await self.send_end(submit, EndReason.CANCELLED)
+
+    async def _answer(self, submit):
+        key = (submit.request_id, submit.attempt)
+        if submit.want_logits:
+            logits = np.tile(
+                np.asarray(submit.token_ids, dtype="<f4")[:, None], (1, self.vocab_size)
+            )
+            await self.send_rows(submit, 0, logits)
+            await self.send_end(submit, usage=Usage(prompt_tokens=len(submit.token_ids)))
+            return
+        reason = FinishReason.LENGTH
+        num_sent = 0
+        while num_sent < submit.max_tokens and reason is FinishReason.LENGTH:
+            async with self._has_credit:
+                await self._has_credit.wait_for(lambda: self._credit[key] > num_sent)
+            token = (self.first_token + num_sent) % self.vocab_size
+            await self.send_tokens(submit, [token])
+            num_sent += 1
+            if token in submit.stop_token_ids:
+                reason = FinishReason.STOP
+        usage = Usage(
+            prompt_tokens=len(submit.token_ids),
+            computed_tokens=len(submit.token_ids),
+            output_tokens=num_sent,
+            first_token_s=0.25,
+            total_s=0.5,
+        )
+        await self.send_end(submit, finish_reason=reason, usage=usage)
+
+    async def _send(self, submit, report):
+        writer = self._writers[submit.request_id, submit.attempt]
+        writer.write(encode_message(report))
+        await writer.drain()

@@ -1,0 +1,270 @@
+"""What a step computes, from a frozen state."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.engine.request import RequestKey
+from actors.engine.scheduler import (
+    PREFILL_PATIENCE_STEPS,
+    TILE_TOKENS,
+    Chunk,
+    LogitsWanted,
+    RequestView,
+    SchedulerState,
+    schedule,
+)
+from configs.ids import RequestId
+
+
+def key(name: str) -> RequestKey:
+    return RequestKey(RequestId(name), 0)
+
+
+def view(
+    name: str,
+    *,
+    prompt: int = 8,
+    known: int | None = None,
+    computed: int = 0,
+    blocks: int = 1,
+    paused: bool = False,
+    score: bool = False,
+    last_step: int = 0,
+) -> RequestView:
+    return RequestView(
+        key=key(name),
+        num_prompt=prompt,
+        num_known=prompt if known is None else known,
+        computed=computed,
+        num_blocks=blocks,
+        is_paused=paused,
+        wants_all_logits=score,
+        last_step=last_step,
+    )
+
+
+def decoding(name: str, **changes: int | bool) -> RequestView:
+    return replace(view(name, prompt=8, known=9, computed=8), **changes)
+
+
+def state(
+    *running: RequestView, queued: tuple[RequestView, ...] = (), **changes: int
+) -> SchedulerState:
+    base = SchedulerState(
+        running=running,
+        queued=queued,
+        num_free_blocks=100,
+        num_free_slots=100,
+        max_step_tokens=64,
+        max_logit_rows=64,
+    )
+    return replace(base, **changes)
+
+
+def names(chunks: tuple[Chunk, ...]) -> list[str]:
+    return [chunk.key.request_id for chunk in chunks]
+
+
+def test_nothing_to_do_gives_an_empty_plan() -> None:
+    plan = schedule(state())
+    assert (plan.admitted, plan.decode, plan.prefill, plan.is_prefill_starved) == (
+        (),
+        (),
+        (),
+        False,
+    )
+
+
+def test_decode_and_prefill_are_two_lanes_of_one_step() -> None:
+    plan = schedule(state(decoding("d"), view("p", prompt=20)))
+    assert plan.decode == (Chunk(key("d"), 8, 1, is_decode=True, logits=LogitsWanted.LAST),)
+    assert plan.prefill == (Chunk(key("p"), 0, 20, is_decode=False, logits=LogitsWanted.LAST),)
+
+
+def test_decode_goes_first_and_prefill_takes_the_rest() -> None:
+    running = [decoding(f"d{i}") for i in range(20)]
+    plan = schedule(state(*running, view("p", prompt=200), max_step_tokens=64))
+    assert len(plan.decode) == 20
+    assert [chunk.num_tokens for chunk in plan.prefill] == [32]
+
+
+def test_a_chunk_ends_on_the_tile_grid_of_absolute_positions() -> None:
+    plan = schedule(state(view("p", prompt=100, computed=16), max_step_tokens=45))
+    [chunk] = plan.prefill
+    assert (chunk.position, chunk.num_tokens, chunk.logits) == (16, 32, LogitsWanted.NONE)
+
+
+def test_the_last_chunk_ends_at_the_prompt_and_wants_logits() -> None:
+    plan = schedule(state(view("p", prompt=37, computed=32)))
+    [chunk] = plan.prefill
+    assert (chunk.num_tokens, chunk.logits) == (5, LogitsWanted.LAST)
+
+
+def test_a_step_prefills_several_requests_in_order() -> None:
+    plan = schedule(state(view("a", prompt=10), view("b", prompt=30), view("c", prompt=90)))
+    assert [(c.key.request_id, c.num_tokens) for c in plan.prefill] == [
+        ("a", 10),
+        ("b", 30),
+        ("c", 16),
+    ]
+
+
+def test_less_room_than_a_tile_gives_no_chunk_and_says_so() -> None:
+    running = [decoding(f"d{i}") for i in range(10)]
+    plan = schedule(state(*running, view("p", prompt=50), max_step_tokens=16))
+    assert plan.prefill == ()
+    assert plan.is_prefill_starved
+
+
+def test_a_prompt_that_fits_the_rest_needs_no_whole_tile() -> None:
+    running = [decoding(f"d{i}") for i in range(10)]
+    plan = schedule(state(*running, view("p", prompt=6), max_step_tokens=16))
+    assert [chunk.num_tokens for chunk in plan.prefill] == [6]
+
+
+def test_starved_prefill_gets_a_tile_in_the_end() -> None:
+    running = [decoding(f"d{i}") for i in range(20)]
+    plan = schedule(
+        state(
+            *running,
+            view("p", prompt=50),
+            max_step_tokens=20,
+            starved_steps=PREFILL_PATIENCE_STEPS,
+        )
+    )
+    assert len(plan.decode) == 4
+    assert [chunk.num_tokens for chunk in plan.prefill] == [TILE_TOKENS]
+
+
+def test_more_decodes_than_room_take_turns() -> None:
+    running = [decoding(f"d{i}", last_step=9 - i) for i in range(4)]
+    plan = schedule(state(*running, max_step_tokens=2))
+    assert names(plan.decode) == ["d3", "d2"]
+
+
+def test_a_paused_request_computes_nothing() -> None:
+    plan = schedule(state(decoding("d", is_paused=True), view("p", paused=True)))
+    assert (plan.decode, plan.prefill, plan.is_prefill_starved) == ((), (), False)
+
+
+def test_admission_is_first_come_first_served_by_memory() -> None:
+    queued = (view("a", blocks=3), view("b", blocks=5), view("c", blocks=1))
+    plan = schedule(state(queued=queued, num_free_blocks=7))
+    assert plan.admitted == (key("a"),)  # c must not overtake b
+
+
+def test_admission_stops_at_the_free_slots() -> None:
+    queued = (view("a"), view("b"), view("c"))
+    plan = schedule(state(queued=queued, num_free_slots=2))
+    assert plan.admitted == (key("a"), key("b"))
+
+
+def test_an_admitted_request_prefills_in_the_same_step() -> None:
+    plan = schedule(state(queued=(view("a"),)))
+    assert names(plan.prefill) == ["a"]
+
+
+def test_a_score_wants_all_rows_within_the_row_limit() -> None:
+    plan = schedule(state(view("s", prompt=100, score=True), max_logit_rows=32))
+    [chunk] = plan.prefill
+    assert (chunk.num_tokens, chunk.logits, chunk.num_logit_rows) == (32, LogitsWanted.ALL, 32)
+
+
+def test_a_score_without_rows_does_not_hold_up_a_prompt() -> None:
+    running = (view("s", prompt=32, score=True), view("t", prompt=40, score=True), view("p"))
+    plan = schedule(state(*running, max_logit_rows=32))
+    assert names(plan.prefill) == ["s", "p"]
+
+
+def test_generated_tokens_of_an_earlier_attempt_are_replayed_in_decode_form() -> None:
+    plan = schedule(state(view("r", prompt=8, known=18, computed=8)))
+    [chunk] = plan.prefill
+    assert chunk == Chunk(key("r"), 8, 9, is_decode=True, logits=LogitsWanted.NONE)
+
+
+def test_the_prompt_of_a_replayed_attempt_samples_nothing() -> None:
+    plan = schedule(state(view("r", prompt=8, known=18)))
+    assert [chunk.logits for chunk in plan.prefill] == [LogitsWanted.NONE]
+
+
+def test_a_request_that_has_caught_up_decodes() -> None:
+    plan = schedule(state(view("r", prompt=8, known=18, computed=17)))
+    assert [chunk.position for chunk in plan.decode] == [17]
+    assert plan.prefill == ()
+
+
+views = st.builds(
+    lambda prompt, extra, done, blocks, paused, score, last: view(
+        "r",
+        prompt=prompt,
+        known=prompt if score else prompt + extra,
+        computed=min(done * TILE_TOKENS, prompt if score else prompt + max(extra - 1, 0))
+        if done * TILE_TOKENS < prompt
+        else prompt,
+        blocks=blocks,
+        paused=paused,
+        score=score,
+        last_step=last,
+    ),
+    st.integers(1, 90),
+    st.integers(0, 3),
+    st.integers(0, 6),
+    st.integers(1, 4),
+    st.booleans(),
+    st.booleans(),
+    st.integers(0, 5),
+)
+states = st.builds(
+    lambda running, queued, blocks, slots, budget, rows, starved: state(
+        *(replace(v, key=key(f"r{i}")) for i, v in enumerate(running)),
+        queued=tuple(replace(v, key=key(f"q{i}"), computed=0) for i, v in enumerate(queued)),
+        num_free_blocks=blocks,
+        num_free_slots=slots,
+        max_step_tokens=budget,
+        max_logit_rows=rows * TILE_TOKENS,
+        starved_steps=starved,
+    ),
+    st.lists(views, max_size=8),
+    st.lists(views, max_size=4),
+    st.integers(0, 8),
+    st.integers(0, 4),
+    st.integers(TILE_TOKENS, 80),
+    st.integers(1, 4),
+    st.integers(0, 10),
+)
+
+
+@given(states)
+def test_a_plan_keeps_every_limit(given_state: SchedulerState) -> None:
+    plan = schedule(given_state)
+    chunks = plan.decode + plan.prefill
+    views_by_key = {v.key: v for v in (*given_state.running, *given_state.queued)}
+    admitted = [v for v in given_state.queued if v.key in plan.admitted]
+    assert sum(chunk.num_tokens for chunk in chunks) <= given_state.max_step_tokens
+    assert sum(v.num_blocks for v in admitted) <= given_state.num_free_blocks
+    assert len(plan.admitted) <= given_state.num_free_slots
+    scored = [c.num_tokens for c in chunks if c.logits is LogitsWanted.ALL]
+    assert sum(scored) <= given_state.max_logit_rows
+    for chunk in chunks:
+        end = chunk.position + chunk.num_tokens
+        request = views_by_key[chunk.key]
+        assert chunk.num_tokens > 0
+        assert chunk.is_decode or end % TILE_TOKENS == 0 or end == request.num_prompt
+
+
+@given(states)
+def test_a_step_always_makes_progress_when_a_request_can(given_state: SchedulerState) -> None:
+    plan = schedule(given_state)
+    can_run = any(v.can_decode or v.can_prefill for v in given_state.running)
+    assert not can_run or plan.decode or plan.prefill
+
+
+@pytest.mark.parametrize("budget", [16, 17, 31, 32, 100])
+def test_planning_is_pure(budget: int) -> None:
+    given_state = state(decoding("d"), view("p", prompt=50), max_step_tokens=budget)
+    assert schedule(given_state) == schedule(given_state)

@@ -1,0 +1,232 @@
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.request_channel import Cancel, Credit, Ended, LogitRows, Sampling, Submit, Usage
+from cluster.api.request_stream import CREDIT_TOKENS, MAX_ROW_BYTES, RequestStream
+from configs.errors import (
+    DeadlineError,
+    InvariantError,
+    OverloadedError,
+    RequestCancelledError,
+    WorkerError,
+)
+from configs.ids import RequestId
+from configs.numerics import EndReason, FinishReason
+
+
+class Desk:
+    """A stream and everything that it told others."""
+
+    def __init__(self, max_tokens=10_000):
+        self.posted = []
+        self.settled = []
+        self.closed = []
+        submit = Submit(
+            request_id=RequestId("g-1"),
+            attempt=1,
+            token_ids=[1],
+            max_tokens=max_tokens,
+            sampling=Sampling(seed=7),
+            stop_token_ids=[],
+            credit_tokens=CREDIT_TOKENS,
+        )
+        self.stream = RequestStream(
+            submit,
+            post=self.posted.append,
+            on_settled=self.settled.append,
+            on_closed=self.closed.append,
+        )
+
+    def end(self, reason=EndReason.FINISHED, **kwargs):
+        if reason is EndReason.FINISHED:
+            kwargs.setdefault("finish_reason", FinishReason.LENGTH)
+        self.stream.put_end(Ended(RequestId("g-1"), 1, reason, Usage(output_tokens=3), **kwargs))
+
+
+@pytest.mark.asyncio
+async def test_tokens_that_came_since_the_last_look_are_one_piece():
+    desk = Desk()
+    desk.stream.put_tokens([1])
+    desk.stream.put_tokens([2, 3])
+    assert (await desk.stream.next_news()).token_ids == [1, 2, 3]
+
+
+@pytest.mark.asyncio
+async def test_end_comes_with_the_last_tokens():
+    desk = Desk()
+    desk.stream.put_tokens([1])
+    desk.end()
+    news = await desk.stream.next_news()
+    assert (news.token_ids, news.outcome.reason) == ([1], EndReason.FINISHED)
+
+
+@pytest.mark.asyncio
+async def test_no_credit_is_granted_while_nobody_reads():
+    desk = Desk()
+    desk.stream.put_tokens([0] * CREDIT_TOKENS)
+    assert desk.posted == []
+
+
+@pytest.mark.asyncio
+async def test_credit_is_granted_for_what_was_read_once_more_is_wanted():
+    desk = Desk()
+    desk.stream.put_tokens([0] * CREDIT_TOKENS)
+    await desk.stream.next_news()
+    assert desk.posted == []
+    desk.stream.put_end(Ended(RequestId("g-1"), 1, EndReason.CANCELLED, Usage()))
+    await desk.stream.next_news()
+    assert desk.posted == [Credit(RequestId("g-1"), 1, CREDIT_TOKENS)]
+
+
+@pytest.mark.asyncio
+async def test_worker_that_exceeds_its_credit_loses_the_request():
+    desk = Desk()
+    desk.stream.put_tokens([0] * (CREDIT_TOKENS + 1))
+    news = await desk.stream.next_news()
+    assert isinstance(news.outcome.error, InvariantError)
+    assert news.token_ids == []
+    assert desk.posted == [Cancel(RequestId("g-1"), 1)]
+
+
+@pytest.mark.asyncio
+async def test_reader_that_leaves_cancels_the_request_at_its_worker():
+    desk = Desk()
+    desk.stream.close()
+    assert desk.posted == [Cancel(RequestId("g-1"), 1)]
+    assert [outcome.reason for outcome in desk.settled] == [EndReason.CANCELLED]
+    assert desk.closed == [desk.stream]
+
+
+@pytest.mark.asyncio
+async def test_reader_that_leaves_late_ends_the_request_by_deadline():
+    desk = Desk()
+    desk.stream.close(is_late=True)
+    assert [type(outcome.error) for outcome in desk.settled] == [DeadlineError]
+
+
+@pytest.mark.asyncio
+async def test_leaving_after_the_end_cancels_nothing():
+    desk = Desk()
+    desk.end()
+    desk.stream.close()
+    assert desk.posted == []
+    assert len(desk.settled) == 1
+
+
+@pytest.mark.asyncio
+async def test_tokens_after_the_reader_left_are_dropped():
+    desk = Desk()
+    desk.stream.close()
+    desk.stream.put_tokens([1])
+    desk.end()
+    assert [outcome.reason for outcome in desk.settled] == [EndReason.CANCELLED]
+
+
+@pytest.mark.asyncio
+async def test_failure_reaches_a_waiting_reader():
+    desk = Desk()
+    waiting = asyncio.create_task(desk.stream.next_news())
+    await asyncio.sleep(0)
+    desk.stream.fail(WorkerError("gone"))
+    async with asyncio.timeout(5):
+        assert isinstance((await waiting).outcome.error, WorkerError)
+
+
+@pytest.mark.parametrize(
+    ("reason", "code", "cls"),
+    [
+        (EndReason.CANCELLED, "", RequestCancelledError),
+        (EndReason.DEADLINE, "", DeadlineError),
+        (EndReason.REJECTED, "OVERLOADED", OverloadedError),
+        (EndReason.FAILED, "WORKER_FAILED", WorkerError),
+    ],
+    ids=["cancelled", "deadline", "rejected", "failed"],
+)
+@pytest.mark.asyncio
+async def test_end_of_the_worker_becomes_its_exception(reason, code, cls):
+    desk = Desk()
+    desk.end(reason, error_code=code, error_message="why" if code else "")
+    outcome = (await desk.stream.next_news()).outcome
+    assert (outcome.reason, type(outcome.error)) == (reason, cls)
+
+
+@pytest.mark.asyncio
+async def test_rows_wait_while_the_reader_is_behind_and_go_on_when_it_reads():
+    desk = Desk(max_tokens=0)
+    rows = LogitRows(RequestId("g-1"), 1, 0, 1, bytes(MAX_ROW_BYTES))
+    await desk.stream.put_rows(rows, timeout_s=5)
+    waiting = asyncio.create_task(desk.stream.put_rows(rows, timeout_s=5))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    assert len((await desk.stream.next_news()).rows) == 1
+    async with asyncio.timeout(5):
+        await waiting
+    assert len((await desk.stream.next_news()).rows) == 1
+
+
+@pytest.mark.asyncio
+async def test_reader_that_never_reads_rows_loses_its_request():
+    desk = Desk(max_tokens=0)
+    rows = LogitRows(RequestId("g-1"), 1, 0, 1, bytes(MAX_ROW_BYTES))
+    await desk.stream.put_rows(rows, timeout_s=5)
+    await desk.stream.put_rows(rows, timeout_s=0.001)
+    assert isinstance(desk.settled[0].error, OverloadedError)
+    assert desk.posted == [Cancel(RequestId("g-1"), 1)]
+
+
+@given(
+    max_tokens=st.integers(1, 4 * CREDIT_TOKENS),
+    pieces=st.lists(st.integers(1, CREDIT_TOKENS), min_size=1, max_size=40),
+)
+def test_reader_gets_every_token_and_the_worker_is_never_further_ahead_than_the_credit(
+    max_tokens, pieces
+):
+    asyncio.run(_run_worker(max_tokens, pieces))
+
+
+async def _run_worker(max_tokens, pieces):
+    desk = Desk(max_tokens)
+    num_sent = num_read = 0
+    turn = 0
+    while num_read < max_tokens:
+        granted = CREDIT_TOKENS + sum(message.num_tokens for message in desk.posted)
+        piece = min(pieces[turn % len(pieces)], granted - num_sent, max_tokens - num_sent)
+        turn += 1
+        if piece:
+            desk.stream.put_tokens(list(range(num_sent, num_sent + piece)))
+            num_sent += piece
+        assert num_sent - num_read <= CREDIT_TOKENS
+        async with asyncio.timeout(5):
+            news = await desk.stream.next_news()
+        assert news.outcome is None
+        assert news.token_ids == list(range(num_read, num_sent))
+        num_read = num_sent
+
+
+@given(
+    events=st.lists(
+        st.sampled_from(["finish", "fail", "close", "late", "tokens", "overrun"]), max_size=12
+    )
+)
+def test_request_is_settled_at_most_once_and_always_once_its_reader_left(events):
+    asyncio.run(_play(events))
+
+
+async def _play(events):
+    desk = Desk()
+    actions = {
+        "finish": desk.end,
+        "fail": lambda: desk.stream.fail(WorkerError("gone")),
+        "close": desk.stream.close,
+        "late": lambda: desk.stream.close(is_late=True),
+        "tokens": lambda: desk.stream.put_tokens([1]),
+        "overrun": lambda: desk.stream.put_tokens([1] * (CREDIT_TOKENS + 1)),
+    }
+    for event in events:
+        actions[event]()
+        assert len(desk.settled) <= 1
+    desk.stream.close()
+    assert len(desk.settled) == len(desk.closed) == 1
