@@ -29,7 +29,7 @@ test-long: install  ## The long seeds and the start/stop cycles.
 	$(BIN)/python -m pytest -q -m "long" --timeout 3600 $(PYTEST_ARGS)
 
 demo: install  ## A cluster on a small checkpoint, three prompts at once. ONCE=1 ends it afterwards.
-	@$(BIN)/python -m cluster.demo $(if $(filter 1,$(ONCE)),--once,)
+	@$(BIN)/latentmesh demo $(if $(filter 1,$(ONCE)),--once,)
 
 bench: install  ## Micro-benchmarks; results under benchmarks/results.
 	$(BIN)/python benchmarks/dispatch_roundtrip.py

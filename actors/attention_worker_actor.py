@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
+from dataclasses import replace
 
 import ray
 
 from actors.attention_service import AttentionService
-from actors.worker_settings import AttentionServiceSettings
+from actors.worker_settings import NODE_HOST, AttentionServiceSettings
 from actors.worker_stats import AttentionServiceStats, WorkerIdentity
 from router.membership import Membership
 from router.placement import Placement
@@ -18,6 +19,8 @@ class AttentionWorkerActor:
     """An attention worker as Ray sees it. The concurrency groups are the gateway's to define."""
 
     def __init__(self, settings: AttentionServiceSettings) -> None:
+        if settings.host == NODE_HOST:
+            settings = replace(settings, host=ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]  # Ray
         self._settings = settings
         self._service = AttentionService(settings)
         self._stopped = threading.Event()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
+from dataclasses import replace
 
 import ray
 
 from actors.expert_service import ExpertService
-from actors.worker_settings import ExpertServiceSettings
+from actors.worker_settings import NODE_HOST, ExpertServiceSettings
 from actors.worker_stats import ExpertServiceStats, WorkerIdentity
 from router.membership import ExpertWorkerInfo
 from router.placement import Placement
@@ -18,6 +19,8 @@ class ExpertWorkerActor:
     """An expert worker as Ray sees it. The concurrency groups are the gateway's to define."""
 
     def __init__(self, settings: ExpertServiceSettings) -> None:
+        if settings.host == NODE_HOST:
+            settings = replace(settings, host=ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]  # Ray
         self._settings = settings
         self._service = ExpertService(settings)
         self._stopped = threading.Event()

@@ -143,13 +143,11 @@ class RequestServer:
 
     async def _close_connections(self) -> None:
         tasks = dict(self._connections)
-        if not tasks:
-            return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FLUSH_TIMEOUT_S):
                 await asyncio.gather(*(connection.flushed() for connection in tasks.values()))
-        for task in tasks:
-            task.cancel()
+        for connection in tasks.values():
+            connection.close()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
@@ -180,6 +178,7 @@ class _Connection:
         self._has_news = asyncio.Event()
         self._is_flushed = asyncio.Event()
         self._is_flushed.set()
+        self._is_closing = asyncio.Event()
 
     @property
     def backlog_bytes(self) -> int:
@@ -206,7 +205,11 @@ class _Connection:
         """Run until either side closes; then cancel what the gateway had."""
         self._writer.write(encode_message(self._worker.welcome))
         self._worker.connect(self.gateway, self)
-        tasks = [asyncio.create_task(self._read_all()), asyncio.create_task(self._write_all())]
+        tasks = [
+            asyncio.create_task(self._read_all()),
+            asyncio.create_task(self._write_all()),
+            asyncio.create_task(self._wait_for_close()),
+        ]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -221,6 +224,13 @@ class _Connection:
             ends = await asyncio.gather(*tasks, return_exceptions=True)
             self._log_ends(ends)
             await self._close_writer()
+
+    def close(self) -> None:
+        """End the connection; `serve` returns soon after."""
+        self._is_closing.set()
+
+    async def _wait_for_close(self) -> None:
+        await self._is_closing.wait()
 
     async def _close_writer(self) -> None:
         self._writer.close()

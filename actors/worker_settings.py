@@ -10,6 +10,9 @@ from configs.numerics import FloatType, Numerics
 from router.settings import RouterSettings
 from router.transport.connect import TransportKind
 
+NODE_HOST = "node"
+"""In place of an address: that of the node where the worker turns out to run."""
+
 
 @dataclass(frozen=True, slots=True)
 class ComputeSettings:
@@ -39,7 +42,7 @@ class AttentionServiceSettings:
     max_step_tokens: int
     max_queued_requests: int
     host: str | None
-    """Address for the request channel; None takes a Unix socket in `sockets`."""
+    """Address for the request channel, or `NODE_HOST`; None takes a Unix socket in `sockets`."""
     sockets: Path
     """Folder of the sockets of this launch."""
 
@@ -57,6 +60,6 @@ class ExpertServiceSettings:
     transports: tuple[TransportKind, ...]
     """Listeners to open."""
     host: str
-    """Address that TCP listeners bind."""
+    """Address that TCP listeners bind, or `NODE_HOST`."""
     sockets: Path
     """Folder of the sockets of this launch."""

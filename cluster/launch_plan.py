@@ -193,9 +193,7 @@ def describe_config(resolved: ResolvedConfig) -> str:
     if url != "embedded":
         tree["state"]["url"] = f"{url.partition('://')[0]}://{server_name(url)}"
     derived = {
-        name: value
-        for name, value in asdict(resolved).items()
-        if name not in ("serving", "notes")
+        name: value for name, value in asdict(resolved).items() if name not in ("serving", "notes")
     }
     return json.dumps({"serving": tree, "resolved": derived, "notes": list(resolved.notes)})
 

@@ -113,7 +113,8 @@ class RayGateway:
                 _temp_dir=str(folder),
             )
         except (RayError, RuntimeError, OSError, ValueError) as exc:
-            raise WorkerError(f"Ray did not start: {exc}; its logs are in {folder}") from exc
+            cls(is_private=True, dashboard=None, address="").stop(timeout_s=_PROCESS_END_S)
+            raise WorkerError(f"Ray did not start: {exc}") from exc
         return cls._of_context(context, is_private=True)
 
     @classmethod
@@ -141,6 +142,11 @@ class RayGateway:
             dashboard=f"http://{url}" if url else None,
             address=str(context.address_info["gcs_address"]),
         )
+
+    @property
+    def is_private(self) -> bool:
+        """Whether this process started the cluster and will end it."""
+        return self._is_private
 
     def num_gpus(self) -> float:
         """GPUs of the cluster."""
@@ -203,7 +209,8 @@ class RayGateway:
                 )
         return [_get(ref, call_of[ref]) for ref in refs]
 
-    def watch(self, handles: Sequence[WorkerHandle]) -> WorkerWatch:
+    @staticmethod
+    def watch(handles: Sequence[WorkerHandle]) -> WorkerWatch:
         """Return a watch that tells which of the workers have ended."""
         return WorkerWatch(handles)
 
@@ -314,6 +321,11 @@ class WorkerWatch:
         self._workers: dict[Any, WorkerId] = {
             handle.actor.wait_until_stopped.remote(): handle.worker for handle in handles
         }
+
+    @property
+    def num_running(self) -> int:
+        """Workers that have not been reported."""
+        return len(self._workers)
 
     def ended(self, *, timeout_s: float) -> list[tuple[WorkerId, str]]:
         """Return workers that have ended since the last call, with the reason; wait for the first.

@@ -70,9 +70,7 @@ class GatewayReplica:
             *(self._endpoint(worker) for worker in plan.attention_workers)
         )
         self._store = await asyncio.to_thread(StateStore.connect, plan.state_url, plan.cluster)
-        gateway = await Gateway.start(
-            plan.settings, endpoints, ClusterTopology(plan, self._store)
-        )
+        gateway = await Gateway.start(plan.settings, endpoints, ClusterTopology(plan, self._store))
         _logger.info("gateway %s serves at %s", plan.settings.gateway, gateway.bound)
         return gateway
 

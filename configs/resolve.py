@@ -135,19 +135,20 @@ def return_bytes_ratio(*, num_experts: int, num_picks: int, num_workers: int) ->
 
 def _resolve_threads(config: ServingConfig, facts: Facts, notes: list[str]) -> tuple[int, int]:
     num_workers = config.attention_pool.num_workers + config.expert_pool.num_workers
-    share = max(1, facts.num_cores // num_workers)
+    if config.numerics is Numerics.INVARIANT:
+        # Bits hold for a fixed number of threads, so it must not follow the number of workers.
+        share, reason = 1, "numerics is invariant, and the worker counts must not change bits"
+    else:
+        share = max(1, facts.num_cores // num_workers)
+        reason = f"{facts.num_cores} cores, {num_workers} workers"
     attention = config.attention_pool.num_threads
     expert = config.expert_pool.num_threads
     if attention == "auto":
-        notes.append(
-            f"attention_pool.num_threads = {share}: {facts.num_cores} cores, {num_workers} workers"
-        )
         attention = share
+        notes.append(f"attention_pool.num_threads = {share}: {reason}")
     if expert == "auto":
-        notes.append(
-            f"expert_pool.num_threads = {share}: {facts.num_cores} cores, {num_workers} workers"
-        )
         expert = share
+        notes.append(f"expert_pool.num_threads = {share}: {reason}")
     for key, value in (("attention_pool", attention), ("expert_pool", expert)):
         if value < 1:
             raise ConfigError(f"{key}.num_threads is {value}, must be at least 1 or auto")

@@ -27,7 +27,7 @@ from model.sizing import (
 )
 from model.storage import StorageFormat, read_storage
 from model.tensor_files import StoredTensor, TensorFiles, open_tensor_files
-from model.tensor_names import is_vision, moe_prefix
+from model.tensor_names import expert_prefix, is_vision
 from model.weight_tree import AttentionSideWeights, ExpertWeights, PackedMatrix
 
 
@@ -129,7 +129,7 @@ class Checkpoint:
                 f"{self.dims.num_dense_layers}..{self.dims.num_layers - 1}"
             )
         reader = self._reader(dtype, device)
-        prefix = f"{moe_prefix(layer)}experts.{expert}."
+        prefix = expert_prefix(layer, expert)
         return ExpertWeights(
             gate=self._expert_matrix(reader, prefix + "w1"),
             up=self._expert_matrix(reader, prefix + "w3"),

@@ -33,10 +33,10 @@ from model.tensor_names import (
     StoredType,
     TensorSpec,
     expert_matrices,
+    expert_prefix,
     expert_tensors,
     global_tensors,
     layer_tensors,
-    moe_prefix,
 )
 from model.tokenizer_files import write_tokenizer_files
 
@@ -153,7 +153,7 @@ def _expert_groups(
             yield _plain_group(spec, name, tensor, seed)
         return
     for matrix, shape in expert_matrices(spec.dims).items():
-        base = f"{moe_prefix(layer)}experts.{expert}.{matrix}."
+        base = f"{expert_prefix(layer, expert)}{matrix}."
         headers = tuple(
             TensorHeader(_stored_name(spec, name), torch.uint8, tensors[name].shape)
             for name in (base + "weight_packed", base + "weight_scale")

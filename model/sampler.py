@@ -20,6 +20,8 @@ from torch import Tensor
 from configs.errors import InvalidRequestError, InvariantError
 
 _UINT64 = (1 << 64) - 1
+_MIN_TEMPERATURE = 1e-200
+"""Greedy already, and no difference of float32 logits divided by it overflows float64."""
 _FIRST_SORTED = 1024
 """Most likely tokens sorted before all are: nucleus sets of real text are far smaller."""
 
@@ -97,9 +99,7 @@ def _draw(logits_V: npt.NDArray[np.float32], row: SamplingRow) -> int:
     """Invert the distribution function at the row's uniform number, tokens in order of their id."""
     scaled = logits_V.astype(np.float64)
     scaled -= scaled.max()
-    with np.errstate(over="ignore"):
-        scaled /= row.temperature
-    weights = np.exp(scaled)
+    weights = np.exp(scaled / max(row.temperature, _MIN_TEMPERATURE))
     if row.top_k is not None and row.top_k < weights.size:
         _keep_only(weights, _most_likely(weights, row.top_k))
     if row.top_p < 1.0:

@@ -60,6 +60,8 @@ class TensorSpec:
 def canonical_name(name: str) -> str:
     """Return the name without prefix and in the released spelling."""
     name = name.removeprefix(TEXT_PREFIX)
+    if "_res." not in name:
+        return name
     for old, new in _OLD_SPELLINGS.items():
         if name.endswith(old):
             return name.removesuffix(old) + new
@@ -76,9 +78,9 @@ def layer_prefix(layer: int) -> str:
     return f"model.layers.{layer}."
 
 
-def moe_prefix(layer: int) -> str:
-    """What the names of a layer's LatentMoE start with."""
-    return f"model.layers.{layer}.block_sparse_moe."
+def expert_prefix(layer: int, expert: int) -> str:
+    """What the names of a routed expert start with."""
+    return f"model.layers.{layer}{EXPERT_MARK}{expert}."
 
 
 def attention_side_tensors(dims: ModelDims) -> dict[str, TensorSpec]:
@@ -127,19 +129,20 @@ def expert_tensors(
     dims: ModelDims, layer: int, expert: int, *, packed: bool
 ) -> dict[str, TensorSpec]:
     """Tensors of one routed expert, MXFP4-packed or dense."""
-    prefix = f"{moe_prefix(layer)}experts.{expert}."
-    tensors: dict[str, TensorSpec] = {}
+    return _prefixed(expert_prefix(layer, expert), expert_specs(dims, packed=packed))
+
+
+def expert_specs(dims: ModelDims, *, packed: bool) -> dict[str, TensorSpec]:
+    """Tensors that every routed expert has, by the ends of their names."""
+    specs: dict[str, TensorSpec] = {}
     for matrix, (rows, columns) in expert_matrices(dims).items():
         if packed:
-            tensors[f"{prefix}{matrix}.weight_packed"] = TensorSpec(
-                (rows, columns // 2), StoredType.BYTES
-            )
-            tensors[f"{prefix}{matrix}.weight_scale"] = TensorSpec(
-                (rows, columns // MXFP4_GROUP), StoredType.BYTES
-            )
+            scales = columns // MXFP4_GROUP
+            specs[f"{matrix}.weight_packed"] = TensorSpec((rows, columns // 2), StoredType.BYTES)
+            specs[f"{matrix}.weight_scale"] = TensorSpec((rows, scales), StoredType.BYTES)
         else:
-            tensors[f"{prefix}{matrix}.weight"] = TensorSpec((rows, columns))
-    return tensors
+            specs[f"{matrix}.weight"] = TensorSpec((rows, columns))
+    return specs
 
 
 def expert_matrices(dims: ModelDims) -> dict[str, tuple[int, int]]:

@@ -24,6 +24,7 @@ COMMANDS = {
     "generate": ("cluster.cli.generate", "Continue a prompt, in this process or on a server."),
     "score": ("cluster.cli.score", "Write the logits of every prompt position."),
     "inspect": ("cluster.cli.inspect", "Show parameters, bytes and costs of a checkpoint."),
+    "demo": ("cluster.cli.demo", "Try it: a small cluster, three prompts at once."),
     "init-checkpoint": (
         "cluster.cli.init_checkpoint",
         "Write a small random checkpoint to try out.",

@@ -31,7 +31,7 @@ def inspect(
     A folder with weights is checked tensor by tensor; a config.json is enough for the sizes.
     """
     dims, storage, facts = _read(source)
-    sizes = compute_sizes(dims, storage, a_log_length=facts.get("a_log_length"))
+    sizes = compute_sizes(dims, storage)
     if as_json:
         typer.echo(json.dumps(_to_json(dims, sizes, facts), indent=2))
         return
@@ -45,7 +45,6 @@ def _read(source: Path) -> tuple[ModelDims, StorageFormat, dict[str, Any]]:
     if source.is_dir() and any(source.glob("*.safetensors*")):
         checkpoint = Checkpoint.open(source)
         facts = {
-            "a_log_length": checkpoint.a_log_length,
             "num_vision_tensors": checkpoint.num_vision_tensors,
             "num_text_tensors": len(checkpoint.stored),
         }

@@ -1,7 +1,8 @@
 """An attention worker without a model, on the real request channel; the test says what it answers.
 
 By default every request is answered by counting: token i of the answer is `first_token + i`, until
-`max_tokens` or a stop token, never beyond the credit. With `is_manual` nothing is answered by itself.
+`max_tokens` or a stop token, in bursts and never beyond the credit. With `is_manual` nothing is
+answered by itself.
 """
 
 from __future__ import annotations
@@ -30,12 +31,15 @@ from configs.numerics import EndReason, FinishReason
 
 
 class FakeAttentionWorker:
-    def __init__(self, *, name, is_manual, max_request_tokens, vocab_size, first_token):
+    def __init__(self, *, name, is_manual, max_request_tokens, vocab_size, first_token, burst):
         self.name = WorkerId(name)
         self.is_manual = is_manual
         self.max_request_tokens = max_request_tokens
         self.vocab_size = vocab_size
         self.first_token = first_token
+        self.burst = burst
+        self.num_sent = 0
+        self.is_starved = False
         self.submitted = asyncio.Queue()
         self.cancelled = asyncio.Queue()
         self.credited = asyncio.Queue()
@@ -56,6 +60,7 @@ class FakeAttentionWorker:
         max_request_tokens=1000,
         vocab_size=64,
         first_token=10,
+        burst=1,
         port=0,
     ):
         fake = cls(
@@ -64,6 +69,7 @@ class FakeAttentionWorker:
             max_request_tokens=max_request_tokens,
             vocab_size=vocab_size,
             first_token=first_token,
+            burst=burst,
         )
         await fake.listen(port)
         return fake
@@ -149,13 +155,16 @@ class FakeAttentionWorker:
         reason = FinishReason.LENGTH
         num_sent = 0
         while num_sent < submit.max_tokens and reason is FinishReason.LENGTH:
-            async with self._has_credit:
-                await self._has_credit.wait_for(lambda: self._credit[key] > num_sent)
-            token = (self.first_token + num_sent) % self.vocab_size
-            await self.send_tokens(submit, [token])
-            num_sent += 1
-            if token in submit.stop_token_ids:
-                reason = FinishReason.STOP
+            room = await self._room(key, num_sent)
+            num_new = min(self.burst, submit.max_tokens - num_sent, room)
+            token_ids = []
+            while len(token_ids) < num_new and reason is FinishReason.LENGTH:
+                token_ids.append((self.first_token + num_sent) % self.vocab_size)
+                num_sent += 1
+                if token_ids[-1] in submit.stop_token_ids:
+                    reason = FinishReason.STOP
+            await self.send_tokens(submit, token_ids)
+            self.num_sent = num_sent
         usage = Usage(
             prompt_tokens=len(submit.token_ids),
             computed_tokens=len(submit.token_ids),
@@ -164,6 +173,13 @@ class FakeAttentionWorker:
             total_s=0.5,
         )
         await self.send_end(submit, finish_reason=reason, usage=usage)
+
+    async def _room(self, key, num_sent):
+        async with self._has_credit:
+            self.is_starved = self._credit[key] <= num_sent
+            await self._has_credit.wait_for(lambda: self._credit[key] > num_sent)
+            self.is_starved = False
+            return self._credit[key] - num_sent
 
     async def _send(self, submit, report):
         writer = self._writers[submit.request_id, submit.attempt]

@@ -56,7 +56,7 @@ class Served:
         """Wait until the engine has no request; the engine thread answers each look."""
         async with asyncio.timeout(WAIT_S):
             while await self._count_live():
-                await asyncio.sleep(0.001)
+                pass
 
     async def _count_live(self) -> int:
         return await asyncio.wrap_future(self.worker.call(lambda: self.engine_rig.engine.num_live))
@@ -174,6 +174,7 @@ async def test_rubbish_closes_its_connection_and_no_other(address: str, rubbish:
     bad._writer.write(rubbish)
     with pytest.raises(PeerClosedError):
         await collect(bad, key("never"))
+    await bad.close()
     await good.send(submit("a", [1], 2))
     assert (await collect(good, key("a")))[key("a")].reason is EndReason.FINISHED
     await good.close()
@@ -206,9 +207,8 @@ async def test_a_gateway_that_stops_reading_is_dropped_and_its_requests_end(
         await served.wait_until_idle()
         await reading.send(submit("a", [1], 2))
         assert (await collect(reading, key("a")))[key("a")].reason is EndReason.FINISHED
-        with pytest.raises(OSError, match="reset|pipe|Broken"):
-            while True:
-                await asyncio.get_running_loop().sock_sendall(deaf, bytes(1000))
+        with pytest.raises(ConnectionError):
+            deaf.send(b"anyone there?")
     await reading.close()
     server.close()
 
@@ -234,6 +234,7 @@ async def test_closing_the_server_tells_the_gateway(served: Served) -> None:
     await asyncio.to_thread(server.close)
     with pytest.raises(PeerClosedError):
         await collect(client, key("never"))
+    await client.close()
     with pytest.raises(TransportError, match="cannot connect"):
         await RequestClient.connect(client.address)
 
@@ -290,17 +291,21 @@ async def test_sending_on_a_closed_connection_is_a_typed_error(tcp_address: str)
 async def test_a_server_that_is_no_worker_is_a_typed_error(
     answer: bytes | None, error: type[Exception]
 ) -> None:
+    has_given_up = asyncio.Event()
+
     async def speak(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if answer is None:
-            await asyncio.sleep(0.3)
+            await has_given_up.wait()
         else:
             writer.write(answer)
         writer.close()
+        await writer.wait_closed()
 
     async with await asyncio.start_server(speak, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         with pytest.raises(error):
             await RequestClient.connect(f"tcp:127.0.0.1:{port}", timeout_s=0.1)
+        has_given_up.set()
 
 
 async def test_a_message_after_the_welcome_must_be_a_report() -> None:

@@ -48,6 +48,11 @@ def test_blocks_are_cut_to_memory_and_context_to_blocks() -> None:
     assert resolved.context_tokens == 640
 
 
+def test_invariant_numerics_fix_the_number_of_threads() -> None:
+    resolved = resolve(config("numerics=invariant"), FACTS)
+    assert (resolved.attention_threads, resolved.expert_threads) == (1, 1)
+
+
 def test_invariant_numerics_take_canonical_sums() -> None:
     resolved = resolve(config("numerics=invariant", "expert_pool.num_workers=4"), FACTS)
     assert resolved.combine is Combine.CANONICAL

@@ -107,7 +107,7 @@ def test_id_outside_the_vocabulary_reads_as_replacement(tokenizer, token: int) -
         ("Ab", "Ab", ["Ab"]),
         (" ab", "x ab", ["x", " ab"]),
         ("!!\n", "a!!\nb", ["a", "!!\n", "b"]),
-        ("   a", "   a", [" ", " ", " ", "a"]),
+        ("   a", "   a", ["  ", " ", "a"]),
         ("\n\na", "\n\na", ["\n\n", "a"]),
     ],
     ids=["digits", "letters-digits", "contraction", "camel", "word", "space", "punctuation",
@@ -142,7 +142,7 @@ def test_cut_of_a_run_starts_at_the_run() -> None:
 
 def test_long_text_is_cut_into_pieces() -> None:
     tokenizer = with_merges("aa")
-    text = ("a " * (MAX_PIECE_CHARS // 2))[:-1] + "aa"
+    text = (" a" * (MAX_PIECE_CHARS // 2))[:-1] + "aa"
     # The piece ends between the last two letters, which are two tokens therefore.
     assert tokenizer.encode(text)[-2:] == [97, 97]
 

@@ -1,4 +1,6 @@
-from hypothesis import given
+import itertools
+
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.api.answers import AnswerShaper, Chunk
@@ -58,6 +60,7 @@ def test_resuming_beyond_the_answer_sends_nothing():
     assert shaped.finish() is None
 
 
+@settings(deadline=None)
 @given(
     text=st.text(min_size=1, max_size=20),
     cuts=st.lists(st.integers(0, 80), max_size=6),
@@ -70,7 +73,7 @@ def test_resumed_answer_continues_the_unbroken_one_wherever_it_is_cut(text, cuts
     before = head.push(ids[:offset]) if offset else None
     resumed = shaper(resume_offset=offset)
     bounds = sorted({0, len(ids), *(cut for cut in cuts if cut < len(ids))})
-    chunks = [resumed.push(ids[a:b]) for a, b in zip(bounds, bounds[1:], strict=False)]
+    chunks = [resumed.push(ids[a:b]) for a, b in itertools.pairwise(bounds)]
     chunks = [chunk for chunk in (*chunks, resumed.finish()) if chunk is not None]
     assert [token for chunk in chunks for token in chunk.token_ids] == ids[offset:]
     assert (before.text if before else "") + "".join(chunk.text for chunk in chunks) == text

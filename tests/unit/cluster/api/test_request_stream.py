@@ -1,7 +1,7 @@
 import asyncio
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.request_channel import Cancel, Credit, Ended, LogitRows, Sampling, Submit, Usage
@@ -177,6 +177,7 @@ async def test_reader_that_never_reads_rows_loses_its_request():
     assert desk.posted == [Cancel(RequestId("g-1"), 1)]
 
 
+@settings(deadline=None)
 @given(
     max_tokens=st.integers(1, 4 * CREDIT_TOKENS),
     pieces=st.lists(st.integers(1, CREDIT_TOKENS), min_size=1, max_size=40),
@@ -192,20 +193,23 @@ async def _run_worker(max_tokens, pieces):
     num_sent = num_read = 0
     turn = 0
     while num_read < max_tokens:
+        reading = asyncio.create_task(desk.stream.next_news())
+        await asyncio.sleep(0)
         granted = CREDIT_TOKENS + sum(message.num_tokens for message in desk.posted)
         piece = min(pieces[turn % len(pieces)], granted - num_sent, max_tokens - num_sent)
         turn += 1
-        if piece:
-            desk.stream.put_tokens(list(range(num_sent, num_sent + piece)))
-            num_sent += piece
+        assert piece > 0
+        desk.stream.put_tokens(list(range(num_sent, num_sent + piece)))
+        num_sent += piece
         assert num_sent - num_read <= CREDIT_TOKENS
         async with asyncio.timeout(5):
-            news = await desk.stream.next_news()
+            news = await reading
         assert news.outcome is None
         assert news.token_ids == list(range(num_read, num_sent))
         num_read = num_sent
 
 
+@settings(deadline=None)
 @given(
     events=st.lists(
         st.sampled_from(["finish", "fail", "close", "late", "tokens", "overrun"]), max_size=12

@@ -1,7 +1,7 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.api.validation import (
@@ -66,7 +66,7 @@ def test_empty_text_is_refused():
 
 
 def test_other_model_is_refused_with_the_served_name():
-    with pytest.raises(UnknownModelError, match="'k2'.*'k3'"):
+    with pytest.raises(UnknownModelError, match=r"'k2'.*'k3'"):
         check_generate(GenerateParams([1], model="k2"), LIMITS)
 
 
@@ -110,6 +110,7 @@ def test_resume_offset_beyond_the_answer_is_refused():
         resolve_max_tokens(1, params, LIMITS, worker_tokens=1000)
 
 
+@settings(deadline=None)
 @given(
     num_prompt=st.integers(1, 200),
     max_tokens=st.none() | st.integers(1, 200),

@@ -1,0 +1,182 @@
+"""`latentmesh serve`: one cluster in the foreground, until Ctrl-C."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+from rich.status import Status
+
+from cluster.api.client import LatentmeshClient
+from cluster.cli.terminal import Terminal, own_terminal
+from cluster.cli.worker_table import make_worker_table
+from cluster.data_folder import DataFolder
+from cluster.facts import gather_facts
+from cluster.launch import Launch, LaunchOrder
+from cluster.ready_record import ReadyRecord
+from cluster.stop_request import StopRequest
+from configs.errors import ServingError
+from configs.ids import WorkerId
+from configs.loading import load_config
+from configs.resolve import resolve
+from configs.schema import ServingConfig
+from model.checkpoint import Checkpoint
+from model.tokenizer import CONFIG_FILE, RANKS_FILE
+
+EXIT_INTERRUPTED = 130
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+_logger = logging.getLogger(__name__)
+
+
+def serve(
+    *,
+    config: Annotated[Path | None, typer.Option("--config", help="YAML file of settings.")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override one setting; repeatable."),
+    ] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option("--checkpoint", help="Short for --set checkpoint=DIR.")
+    ] = None,
+    ready_file: Annotated[
+        Path | None,
+        typer.Option("--ready-file", help="Write the addresses here once requests are served."),
+    ] = None,
+) -> None:
+    """Start a cluster and serve until Ctrl-C, which finishes running requests; twice ends them."""
+    # From here on a signal stops us in good order, whatever has been started by then.
+    stop = StopRequest()
+    with _signals_ask(stop):
+        serving = load_config(config, _overrides(settings, checkpoint))
+        order = _order(serving, ready_file)
+        data_folder = DataFolder.lock(serving.data_dir)
+        try:
+            with own_terminal(data_folder.log_folder / "serve.log") as terminal:
+                has_served = _run(order, data_folder, stop, terminal)
+        finally:
+            data_folder.unlock()
+    if not has_served:
+        raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def _overrides(settings: Sequence[str] | None, checkpoint: Path | None) -> list[str]:
+    overrides = [] if settings is None else list(settings)
+    if checkpoint is not None:
+        overrides.append(f"checkpoint={checkpoint}")
+    return overrides
+
+
+def _order(serving: ServingConfig, ready_file: Path | None) -> LaunchOrder:
+    """Check the checkpoint and fix every `auto`, before anything is started."""
+    checkpoint = Checkpoint.open(serving.checkpoint, mla_norm_eps=serving.model.mla_norm_eps)
+    resolved = resolve(serving, gather_facts(serving, checkpoint))
+    has_tokenizer = all((serving.checkpoint / name).is_file() for name in (RANKS_FILE, CONFIG_FILE))
+    return LaunchOrder(
+        resolved=resolved,
+        dims=checkpoint.dims,
+        tokenizer_folder=serving.checkpoint.absolute() if has_tokenizer else None,
+        ready_file=ready_file,
+    )
+
+
+def _run(
+    order: LaunchOrder, data_folder: DataFolder, stop: StopRequest, terminal: Terminal
+) -> bool:
+    """Run a launch in its own thread, so that this one is free to take signals.
+
+    Ray would replace signal handlers of the main thread, and ends with the thread that started it.
+    """
+    for note in order.resolved.notes:
+        _logger.info("resolved %s", note)
+    reporter = _TerminalReporter(terminal, stop)
+    launch = Launch(order, data_folder=data_folder, stop=stop, reporter=reporter)
+    results: list[bool] = []
+    errors: list[BaseException] = []
+
+    def _launch() -> None:
+        try:
+            results.append(launch.run())
+        except BaseException as exc:  # noqa: BLE001 - raised again by the main thread
+            errors.append(exc)
+
+    thread = threading.Thread(target=_launch, name="launch")
+    thread.start()
+    thread.join()
+    reporter.close()
+    if errors:
+        _logger.error("the launch failed", exc_info=errors[0])
+        raise errors[0]
+    return results[0]
+
+
+@contextmanager
+def _signals_ask(stop: StopRequest) -> Iterator[None]:
+    """Let signals ask to stop."""
+
+    def _ask(_number: int, _frame: FrameType | None) -> None:
+        stop.ask()
+
+    before = {number: signal.signal(number, _ask) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class _TerminalReporter:
+    """Shows a launch on the terminal: a moving line while something goes on, then facts."""
+
+    def __init__(self, terminal: Terminal, stop: StopRequest) -> None:
+        self._terminal = terminal
+        self._stop = stop
+        self._status: Status | None = None
+
+    def step(self, text: str) -> None:
+        """Show what goes on; nothing where nobody watches."""
+        if not self._terminal.out.is_terminal:
+            return
+        if self._status is None:
+            self._status = self._terminal.out.status(text)
+            self._status.start()
+        self._status.update(text)
+
+    def ready(self, record: ReadyRecord) -> None:
+        """Print the addresses, then the workers."""
+        self.close()
+        out = self._terminal.out
+        out.print(f"[bold]{record.model}[/bold] is served by cluster {record.cluster_id}")
+        out.print(f"  gRPC           {record.grpc}")
+        out.print(f"  HTTP           http://{record.http}")
+        if record.dashboard is not None:
+            out.print(f"  Ray dashboard  {record.dashboard}")
+        out.print(f"  data folder    {record.data_dir}")
+        try:
+            with LatentmeshClient(record.grpc) as client:
+                out.print(make_worker_table(client.topology()))
+        except ServingError as exc:
+            # Requests are served; only the table is missing.
+            self._terminal.errors.print(f"no worker table: {exc}", markup=False)
+        out.print("Ctrl-C finishes running requests and stops; twice stops at once.")
+
+    def worker_gone(self, worker: WorkerId, reason: str) -> None:
+        """Say which worker is gone."""
+        self._terminal.errors.print(f"worker {worker} is gone: {reason}", markup=False)
+
+    def stopping(self) -> None:
+        """Say that it ends."""
+        self.step("stopping" if self._stop.is_asked else "taking down what was started")
+
+    def close(self) -> None:
+        """Take the moving line away."""
+        if self._status is not None:
+            self._status.stop()
+            self._status = None

@@ -1,0 +1,394 @@
+"""Starts a whole cluster, watches it, and takes it down again.
+
+Everything that is started is put on a stack of things to undo before the next one starts, so that a
+failure or a signal at any point leaves no process, socket or file. Slow parts start side by side:
+Ray Serve with the gateway's replica, and all workers with their weights.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import os
+import secrets
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final, Literal, Protocol
+
+from actors.attention_worker_actor import AttentionWorkerActor
+from actors.expert_worker_actor import ExpertWorkerActor
+from actors.worker_settings import NODE_HOST
+from actors.worker_stats import WorkerIdentity
+from cluster.api.client import LatentmeshClient
+from cluster.api.gateway_settings import BoundAddresses
+from cluster.api.listening import bind_tcp
+from cluster.data_folder import DataFolder
+from cluster.launch_plan import LOOPBACK, LaunchPlan, plan_gateway, plan_launch
+from cluster.ray_gateway import (
+    GatewayApplication,
+    RayGateway,
+    WorkerCall,
+    WorkerHandle,
+    actor_name,
+)
+from cluster.ready_record import ReadyRecord, remove_record, write_record
+from cluster.run_folder import RunFolder
+from cluster.serve_gateway import GatewayReplica
+from cluster.state_store import ClusterRecord, FencingToken, StateStore, WorkerRecord
+from cluster.stop_request import StopRequest, StopRequestedError
+from cluster.unwinding import Unwinding
+from cluster.valkey import EmbeddedValkey
+from configs.errors import ServingError, WorkerError
+from configs.ids import ClusterId, Generation, WorkerId
+from configs.resolve import ResolvedConfig
+from model.dims import ModelDims
+from router.membership import ExpertWorkerInfo, Membership
+
+LOAD_TIMEOUT_S: Final = 3600.0
+"""Reading a trillion-parameter checkpoint from network storage takes tens of minutes."""
+GATEWAY_TIMEOUT_S: Final = 120.0
+STOP_STEP_TIMEOUT_S: Final = 15.0
+_MARGIN_S: Final = 10.0
+_POLL_S: Final = 0.2
+
+_logger = logging.getLogger(__name__)
+
+
+class LaunchReporter(Protocol):
+    """Told how a launch goes on. Called from the launch's thread."""
+
+    def step(self, text: str) -> None:
+        """Something has begun."""
+
+    def ready(self, record: ReadyRecord) -> None:
+        """Requests are served."""
+
+    def worker_gone(self, worker: WorkerId, reason: str) -> None:
+        """A worker ended that should not have."""
+
+    def stopping(self) -> None:
+        """The launch takes everything down."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchOrder:
+    """What to launch."""
+
+    resolved: ResolvedConfig
+    dims: ModelDims
+    tokenizer_folder: Path | None
+    """Folder with tokenizer files; None serves token ids only."""
+    ready_file: Path | None
+    """A second ready file beside the one in the data folder."""
+
+
+class Launch:
+    """One cluster from start to end. `run` once, from a thread of its own."""
+
+    def __init__(
+        self,
+        order: LaunchOrder,
+        *,
+        data_folder: DataFolder,
+        stop: StopRequest,
+        reporter: LaunchReporter,
+    ) -> None:
+        """Nothing is started yet.
+
+        Args:
+            order: What to launch.
+            data_folder: Locked and unlocked by the caller.
+            stop: Asked by signals.
+            reporter: Told how it goes on.
+        """
+        self._order = order
+        self._serving = order.resolved.serving
+        self._data_folder = data_folder
+        self._stop = stop
+        self._reporter = reporter
+        self._unwinding = Unwinding()
+        self.cluster = ClusterId(secrets.token_hex(3))
+
+    def run(self) -> bool:
+        """Start, serve until asked to stop, and take everything down.
+
+        Returns:
+            Whether it served; False when it was asked to stop before.
+
+        Raises:
+            ServingError: The cluster did not start, or did not stop cleanly.
+        """
+        has_served = False
+        try:
+            handles = self._start()
+            has_served = True
+            self._watch(handles)
+        except StopRequestedError:
+            _logger.info("asked to stop while starting")
+        finally:
+            self._reporter.stopping()
+            failed = self._unwinding.run()
+        if failed:
+            raise WorkerError(
+                f"the cluster is down, but these steps failed: {', '.join(failed)}; see "
+                f"{self._data_folder.log_folder}"
+            )
+        return has_served
+
+    def _start(self) -> list[WorkerHandle]:
+        version = importlib.metadata.version("latentmesh")
+        self._check_ports()
+        run_folder = RunFolder.create(self._data_folder)
+        self._unwinding.add("removing the run folder", run_folder.remove)
+        state_url = self._start_state_server(run_folder)
+        store = self._open_store(state_url)
+        token = store.acquire_token()
+        self._unwinding.add("removing the state", partial(store.remove_cluster, token=token))
+
+        self._begin("starting Ray")
+        ray = RayGateway.start(self._serving.ray, folder=run_folder.ray)
+        self._unwinding.add("stopping Ray", partial(ray.stop, timeout_s=STOP_STEP_TIMEOUT_S))
+        plan = plan_launch(
+            self._order.resolved,
+            self._order.dims,
+            cluster=self.cluster,
+            sockets=run_folder.sockets,
+            host=LOOPBACK if ray.is_private else NODE_HOST,
+        )
+        store.write_cluster(
+            ClusterRecord(cluster=self.cluster, version=version, config_json=plan.config_json),
+            token=token,
+        )
+
+        self._begin("loading weights")
+        experts, attention = self._create_workers(ray, plan)
+        deploying = ray.deploy(
+            GatewayReplica,
+            plan_gateway(
+                plan,
+                self._order.resolved,
+                self._order.dims,
+                version=version,
+                state_url=state_url,
+                tokenizer_folder=self._order.tokenizer_folder,
+                start_timeout_s=LOAD_TIMEOUT_S,
+            ),
+            name=f"latentmesh-{self.cluster}",
+        )
+        self._unwinding.add("removing the gateway", partial(_retire_gateway, ray, deploying))
+        self._join_workers(ray, plan, experts, attention, store, token)
+
+        self._begin("starting the gateway")
+        bound = self._open_gateway(deploying)
+        self._announce(ray, bound)
+        return [*attention, *experts]
+
+    def _begin(self, text: str) -> None:
+        self._stop.check_asked()
+        self._reporter.step(text)
+        _logger.info("%s", text)
+
+    def _check_ports(self) -> None:
+        """Find a taken port now rather than after the weights are loaded."""
+        api = self._serving.api
+        for setting, port in (("api.grpc_port", api.grpc_port), ("api.http_port", api.http_port)):
+            if port != 0:
+                bind_tcp(api.host, port, setting=setting).close()
+
+    def _start_state_server(self, run_folder: RunFolder) -> str:
+        if self._serving.state.url != "embedded":
+            return self._serving.state.url
+        self._begin("starting the state server")
+        server = EmbeddedValkey.start(
+            folder=self._data_folder.path / "state",
+            socket=run_folder.valkey_socket,
+            log_file=self._data_folder.log_folder / "valkey.log",
+        )
+        self._unwinding.add("stopping the state server", server.stop)
+        return server.url
+
+    def _open_store(self, url: str) -> StateStore:
+        store = StateStore.connect(url, self.cluster)
+        self._unwinding.add("closing the state store", store.close)
+        if self._serving.state.url == "embedded":
+            store.forget_other_clusters()
+        return store
+
+    def _create_workers(
+        self, ray: RayGateway, plan: LaunchPlan
+    ) -> tuple[list[WorkerHandle], list[WorkerHandle]]:
+        """Create all actors; their processes come up side by side."""
+        num_workers = len(plan.experts) + len(plan.attention)
+        num_gpus = 0.0
+        if self._order.resolved.device == "cuda":
+            num_gpus = min(1.0, ray.num_gpus() / num_workers)
+        create = partial(ray.create_worker, cluster=self.cluster, num_gpus=num_gpus)
+        experts: list[WorkerHandle] = []
+        attention: list[WorkerHandle] = []
+        if not ray.is_private:
+            # The processes of a private cluster end with it.
+            self._unwinding.add("removing expert workers", lambda: ray.remove_workers(experts))
+            self._unwinding.add("removing attention workers", lambda: ray.remove_workers(attention))
+        experts.extend(
+            create(ExpertWorkerActor, worker=settings.worker, settings=settings)
+            for settings in plan.experts
+        )
+        attention.extend(
+            create(AttentionWorkerActor, worker=settings.worker, settings=settings)
+            for settings in plan.attention
+        )
+        return experts, attention
+
+    def _join_workers(
+        self,
+        ray: RayGateway,
+        plan: LaunchPlan,
+        experts: Sequence[WorkerHandle],
+        attention: Sequence[WorkerHandle],
+        store: StateStore,
+        token: FencingToken,
+    ) -> None:
+        """Load all workers, write down the membership and the placement, connect."""
+        loaded = ray.call_all(
+            [
+                *(WorkerCall(handle, "load", (plan.placement,)) for handle in experts),
+                *(WorkerCall(handle, "load") for handle in attention),
+            ],
+            timeout_s=LOAD_TIMEOUT_S,
+            tick=self._stop.check_asked,
+        )
+        # Attention workers go first, so that nobody dispatches to an expert worker that has gone.
+        self._unwinding.add("stopping expert workers", partial(_stop_workers, ray, experts))
+        self._unwinding.add("stopping attention workers", partial(_stop_workers, ray, attention))
+        answers: list[tuple[WorkerIdentity, ExpertWorkerInfo]] = loaded[: len(experts)]
+        identities: list[WorkerIdentity] = loaded[len(experts) :]
+        membership = Membership(
+            generation=Generation(1), expert_workers=tuple(info for _, info in answers)
+        )
+        store.write_membership(membership, token=token)
+        store.write_layers(plan.placement.layers, token=token)
+        self._begin("connecting workers")
+        addresses: list[str] = ray.call_all(
+            [WorkerCall(handle, "connect", (membership, plan.placement)) for handle in attention],
+            timeout_s=2 * self._serving.router.connect_timeout_s + _MARGIN_S,
+            tick=self._stop.check_asked,
+        )
+        store.write_workers(
+            [
+                *(self._record(identity, "expert", info.addresses) for identity, info in answers),
+                *(
+                    self._record(identity, "attention", (address,))
+                    for identity, address in zip(identities, addresses, strict=True)
+                ),
+            ],
+            token=token,
+        )
+
+    def _record(
+        self,
+        identity: WorkerIdentity,
+        role: Literal["attention", "expert"],
+        addresses: tuple[str, ...],
+    ) -> WorkerRecord:
+        return WorkerRecord(
+            worker=identity.worker,
+            role=role,
+            actor=actor_name(self.cluster, identity.worker),
+            node_id=identity.node_id,
+            pid=identity.pid,
+            addresses=addresses,
+        )
+
+    def _open_gateway(self, deploying: Future[GatewayApplication]) -> BoundAddresses:
+        deadline = time.monotonic() + GATEWAY_TIMEOUT_S
+        application = self._wait_deployed(deploying, deadline)
+        bound: BoundAddresses = application.call(
+            "bound", timeout_s=GATEWAY_TIMEOUT_S, tick=self._stop.check_asked
+        )
+        drain_s = self._serving.api.drain_timeout_s + _MARGIN_S
+        self._unwinding.add("draining", partial(self._drain, application, drain_s))
+        with LatentmeshClient(bound.grpc) as client:
+            client.wait_ready(GATEWAY_TIMEOUT_S)
+        return bound
+
+    def _wait_deployed(
+        self, deploying: Future[GatewayApplication], deadline: float
+    ) -> GatewayApplication:
+        while True:
+            self._stop.check_asked()
+            try:
+                return deploying.result(_POLL_S)
+            except FutureTimeoutError:
+                if time.monotonic() >= deadline:
+                    raise WorkerError(
+                        f"Ray Serve did not start the gateway in {GATEWAY_TIMEOUT_S:g} s"
+                    ) from None
+
+    def _announce(self, ray: RayGateway, bound: BoundAddresses) -> None:
+        record = ReadyRecord(
+            cluster_id=self.cluster,
+            grpc=bound.grpc,
+            http=bound.http,
+            dashboard=ray.dashboard,
+            pid=os.getpid(),
+            data_dir=str(self._data_folder.path),
+            model=self._serving.api.model_name,
+        )
+        extra = self._order.ready_file
+        paths = [self._data_folder.ready_file, *([] if extra is None else [extra.absolute()])]
+        self._unwinding.add("removing the ready file", partial(remove_record, paths))
+        write_record(record, paths)
+        _logger.info("ready: %s", record)
+        self._reporter.ready(record)
+
+    def _watch(self, handles: Sequence[WorkerHandle]) -> None:
+        """Report workers that end, until asked to stop. The cluster goes on without them."""
+        watch = RayGateway.watch(handles)
+        while not self._stop.is_asked:
+            if watch.num_running == 0:
+                self._stop.wait(_POLL_S)
+                continue
+            for worker, reason in watch.ended(timeout_s=_POLL_S):
+                _logger.error("worker %s is gone: %s", worker, reason)
+                self._reporter.worker_gone(worker, reason)
+
+    def _drain(self, application: GatewayApplication, timeout_s: float) -> None:
+        try:
+            application.call("drain", timeout_s=timeout_s, tick=self._stop.check_asked_twice)
+        except StopRequestedError:
+            _logger.warning("asked twice: running requests are ended")
+        except ServingError as exc:
+            _logger.warning("not drained: %s", exc)
+
+
+def _retire_gateway(ray: RayGateway, deploying: Future[GatewayApplication]) -> None:
+    """Close the gateway's servers; on a shared cluster also remove its Serve application."""
+    try:
+        application = deploying.result(0 if ray.is_private else STOP_STEP_TIMEOUT_S)
+    except (FutureTimeoutError, ServingError):
+        # It never came up; a private cluster takes what there is of it along.
+        return
+    try:
+        application.call("stop", timeout_s=STOP_STEP_TIMEOUT_S, tick=_no_tick)
+    except ServingError as exc:
+        _logger.warning("the gateway did not close: %s", exc)
+    if not ray.is_private:
+        application.delete()
+
+
+def _stop_workers(ray: RayGateway, handles: Sequence[WorkerHandle]) -> None:
+    for handle in handles:
+        try:
+            ray.call_all([WorkerCall(handle, "stop")], timeout_s=STOP_STEP_TIMEOUT_S, tick=_no_tick)
+        except ServingError as exc:
+            # Gone already, or stuck: its process is ended next.
+            _logger.warning("worker %s did not stop: %s", handle.worker, exc)
+
+
+def _no_tick() -> None:
+    """Nothing interrupts a stop."""

@@ -1,0 +1,87 @@
+import numpy as np
+import pytest
+
+from actors.request_channel import Usage
+from cluster.api.answers import Chunk, Finished, ScoreRows
+from cluster.api.generated.latentmesh.v1 import inference_pb2 as pb
+from cluster.api.proto_values import (
+    read_event,
+    read_generate,
+    read_rows,
+    read_score,
+    write_event,
+    write_generate,
+    write_rows,
+    write_score,
+)
+from cluster.api.validation import GenerateParams, ScoreParams
+from configs.errors import InvariantError
+from configs.ids import RequestId
+from configs.numerics import FinishReason
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        GenerateParams((1, 2)),
+        GenerateParams("text", model="k3"),
+        GenerateParams(()),
+        GenerateParams(None),
+        GenerateParams((1,), max_tokens=0, temperature=0.0, top_p=0.0, top_k=0, seed=0),
+        GenerateParams(
+            (1,),
+            max_tokens=9,
+            temperature=0.5,
+            top_p=0.25,
+            top_k=3,
+            seed=(1 << 64) - 1,
+            stop_token_ids=(4, 5),
+            ignore_eos=True,
+            resume_offset=6,
+        ),
+    ],
+    ids=["ids", "text", "empty ids", "no prompt", "zeros are values", "all fields"],
+)
+def test_generate_request_survives_the_wire(params):
+    request = pb.GenerateRequest.FromString(write_generate(params).SerializeToString())
+    assert read_generate(request) == params
+
+
+@pytest.mark.parametrize("prompt", [(1, 2), "text", None], ids=["ids", "text", "none"])
+def test_score_request_survives_the_wire(prompt):
+    params = ScoreParams(prompt, model="k3")
+    assert read_score(write_score(params)) == params
+
+
+@pytest.mark.parametrize("reason", FinishReason)
+def test_finished_survives_the_wire(reason):
+    usage = Usage(3, 2, 9, queue_s=0.125, first_token_s=0.25, total_s=1.5)
+    event = Finished(reason, usage, seed=7, request_id=RequestId("g-1"))
+    assert read_event(write_event(event)) == event
+
+
+def test_chunk_survives_the_wire():
+    event = Chunk((5, 6), "\u20ac")
+    assert read_event(write_event(event)) == event
+
+
+@pytest.mark.parametrize(
+    "response",
+    [pb.GenerateResponse(), pb.GenerateResponse(finished=pb.Finished(finish_reason=0))],
+    ids=["no event", "no reason"],
+)
+def test_event_that_this_version_does_not_know_is_an_error(response):
+    with pytest.raises(InvariantError, match="update it"):
+        read_event(response)
+
+
+def test_rows_survive_the_wire():
+    logits = np.arange(6, dtype=np.float32).reshape(2, 3)
+    rows = read_rows(write_rows(ScoreRows(4, logits)))
+    assert rows.first_position == 4
+    assert (rows.logits == logits).all()
+
+
+def test_rows_whose_counts_lie_are_an_error():
+    with pytest.raises(InvariantError, match="2 logits for 1 rows of 3"):
+        read_rows(pb.ScoreResponse(num_rows=1, vocab_size=3, logits=bytes(8)))
