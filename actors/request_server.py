@@ -199,6 +199,12 @@ class _Connection:
             self._outbox.append(data)
             self._backlog_bytes += len(data)
             is_over = self._backlog_bytes > self._max_backlog_bytes
+        if is_over:
+            logger.warning(
+                "%s: dropped: it left more than %d bytes unread",
+                self.gateway,
+                self._max_backlog_bytes,
+            )
         self._signal(self._writer.transport.abort if is_over else self._note_news)
 
     async def serve(self) -> None:

@@ -25,6 +25,7 @@ from actors.engine.request import RequestKey
 from actors.engine.step_loop import Engine
 from actors.expert_store import ExpertStore, ExpertStoreSettings
 from actors.expert_worker import ExpertWorker, ExpertWorkerSettings
+from actors.inline_router import InlineRouter
 from actors.request_channel import Ended, LogitRows, Sampling, Submit, Usage
 from configs.errors import InvariantError, ServingError
 from configs.ids import Generation, RequestId, WorkerId
@@ -32,9 +33,8 @@ from configs.numerics import Combine, EndReason, FinishReason, FloatType, Numeri
 from model.cache import allocate_memory
 from model.checkpoint import Checkpoint, Progress
 from model.decoder import Decoder
-from model.dispatcher import Ticket
 from model.experts import Activation
-from router.latent_router import LatentRouter, RouterLane
+from router.latent_router import LatentRouter
 from router.membership import Membership
 from router.placement import Placement, plan_initial_placement
 from router.settings import RouterCounters, RouterSettings
@@ -276,7 +276,7 @@ class SingleProcess:
                 dtype=self._dtype,
                 device=self._device,
             ),
-            router=_InlineRouter(self._router, self._expert),
+            router=InlineRouter(self._router, self._expert),
             limits=EngineLimits(
                 vocab_size=dims.vocab_size,
                 context_tokens=dims.context_tokens,
@@ -296,25 +296,6 @@ class SingleProcess:
         )
         self._router.connect(Membership(Generation(1), (info,)))
         self._router.set_placement(placement)
-
-
-class _InlineRouter:
-    """A router whose expert worker runs while the engine waits for it."""
-
-    def __init__(self, router: LatentRouter, expert: ExpertWorker) -> None:
-        self._router = router
-        self._expert = expert
-
-    def lane(self, *, step: int, lane: int) -> RouterLane:
-        return self._router.lane(step=step, lane=lane)
-
-    def wait_any(self, tickets: Sequence[Ticket], *, deadline: float) -> None:
-        while not any(ticket.is_ready() for ticket in tickets):
-            if not self._expert.step() and time.monotonic() >= deadline:
-                self._router.wait_any(tickets, deadline=deadline)
-
-    def abandon_step(self) -> None:
-        self._router.abandon_step()
 
 
 def loaded_bytes(checkpoint: Checkpoint, settings: SingleProcessSettings) -> int:

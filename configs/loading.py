@@ -44,7 +44,7 @@ def validate_config(tree: Mapping[str, Any]) -> ServingConfig:
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """Split `key=value`; the value is YAML, so `4`, `true`, `1e-5` and `text` mean what they say."""
+    """Split `key=value`; the value is YAML, so `4`, `true` and `text` mean what they say."""
     key, separator, raw = text.partition("=")
     if not separator or not key.strip():
         raise ConfigError(f"--set {text!r} is not key=value, e.g. expert_pool.num_workers=2")

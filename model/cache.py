@@ -8,12 +8,17 @@ D head width, J conv taps - 1.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from model.dims import ModelDims
+
+_ALIGNMENT_BYTES = 64
+"""As torch aligns its own tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +66,8 @@ def allocate_memory(
     kda = dims.kda
     num_kda, num_mla = len(dims.kda_layers), len(dims.mla_layers)
     return ModelMemory(
-        kv_MNPC=torch.zeros(
-            num_mla, num_blocks, block_size, dims.mla.cache_width, dtype=dtype, device=device
+        kv_MNPC=_lazy_zeros(
+            (num_mla, num_blocks, block_size, dims.mla.cache_width), dtype=dtype, device=device
         ),
         state_ASHDD=torch.zeros(
             num_kda,
@@ -82,6 +87,19 @@ def allocate_memory(
             device=device,
         ),
     )
+
+
+def _lazy_zeros(shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros whose pages the system hands out on first use.
+
+    `torch.zeros` writes them: 2 s per GiB at the start, and all of it resident for ever.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    raw = np.zeros(num_bytes + _ALIGNMENT_BYTES, dtype=np.uint8)
+    start = -raw.ctypes.data % _ALIGNMENT_BYTES
+    return torch.from_numpy(raw[start : start + num_bytes]).view(dtype).view(shape)
 
 
 def bytes_per_block(dims: ModelDims, *, block_size: int, dtype: torch.dtype) -> int:

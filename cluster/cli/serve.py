@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import logging
-import signal
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 import typer
 from rich.status import Status
 
 from cluster.api.client import LatentmeshClient
+from cluster.cli.stop_signals import StopSignals
 from cluster.cli.terminal import Terminal, own_terminal
 from cluster.cli.worker_table import make_worker_table
 from cluster.data_folder import DataFolder
@@ -31,7 +29,6 @@ from model.checkpoint import Checkpoint
 from model.tokenizer import CONFIG_FILE, RANKS_FILE
 
 EXIT_INTERRUPTED = 130
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 _logger = logging.getLogger(__name__)
 
@@ -54,13 +51,13 @@ def serve(
     """Start a cluster and serve until Ctrl-C, which finishes running requests; twice ends them."""
     # From here on a signal stops us in good order, whatever has been started by then.
     stop = StopRequest()
-    with _signals_ask(stop):
+    with StopSignals(stop) as signals:
         serving = load_config(config, _overrides(settings, checkpoint))
         order = _order(serving, ready_file)
         data_folder = DataFolder.lock(serving.data_dir)
         try:
             with own_terminal(data_folder.log_folder / "serve.log") as terminal:
-                has_served = _run(order, data_folder, stop, terminal)
+                has_served = _run(order, data_folder, stop, signals, terminal)
         finally:
             data_folder.unlock()
     if not has_served:
@@ -88,12 +85,13 @@ def _order(serving: ServingConfig, ready_file: Path | None) -> LaunchOrder:
 
 
 def _run(
-    order: LaunchOrder, data_folder: DataFolder, stop: StopRequest, terminal: Terminal
+    order: LaunchOrder,
+    data_folder: DataFolder,
+    stop: StopRequest,
+    signals: StopSignals,
+    terminal: Terminal,
 ) -> bool:
-    """Run a launch in its own thread, so that this one is free to take signals.
-
-    Ray would replace signal handlers of the main thread, and ends with the thread that started it.
-    """
+    """Run a launch in its own thread, so that this one is free to take signals."""
     for note in order.resolved.notes:
         _logger.info("resolved %s", note)
     reporter = _TerminalReporter(terminal, stop)
@@ -109,27 +107,12 @@ def _run(
 
     thread = threading.Thread(target=_launch, name="launch")
     thread.start()
-    thread.join()
+    signals.wait_for(thread)
     reporter.close()
     if errors:
         _logger.error("the launch failed", exc_info=errors[0])
         raise errors[0]
     return results[0]
-
-
-@contextmanager
-def _signals_ask(stop: StopRequest) -> Iterator[None]:
-    """Let signals ask to stop."""
-
-    def _ask(_number: int, _frame: FrameType | None) -> None:
-        stop.ask()
-
-    before = {number: signal.signal(number, _ask) for number in _SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 class _TerminalReporter:

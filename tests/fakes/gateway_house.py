@@ -52,6 +52,9 @@ class House:
     def __init__(self, stack):
         self._stack = stack
 
+    def close_later(self, close):
+        self._stack.push_async_callback(close)
+
     async def worker(self, name="attention-0", **kwargs):
         worker = await FakeAttentionWorker.start(name, **kwargs)
         self._stack.push_async_callback(worker.close)

@@ -97,7 +97,7 @@ async def test_ready_server_is_not_waited_for(house):
 
 
 async def test_waiting_for_a_server_that_refuses_ends_with_what_it_said(house):
-    worker, gateway, _ = await house.simple()
+    _, gateway, _ = await house.simple()
     await gateway.drain()
     with pytest.raises(errors.TransportTimeoutError, match="NOT_SERVING"):
         await use(gateway, lambda client: client.wait_ready(0.2))

@@ -4,13 +4,15 @@ import grpc
 import grpc.aio
 import numpy as np
 import pytest
+import pytest_asyncio
 
 from actors.request_channel import Submit
 from cluster.api.generated.latentmesh.v1 import inference_pb2 as pb
 from cluster.api.grpc_server import SERVICE
 from cluster.api.topology import to_proto
 from configs import errors
-from configs.numerics import EndReason
+from configs.numerics import EndReason, FinishReason
+from model.tokenizer_files import write_tokenizer_files
 from tests.fakes.gateway_house import (
     VIEW,
     FixedTopology,
@@ -110,6 +112,86 @@ async def test_score_returns_every_row_in_messages_below_the_default_limit(house
 async def test_topology_is_what_the_source_says(house):
     _, _, stub = await house.simple()
     assert await stub.GetTopology(pb.GetTopologyRequest()) == to_proto(VIEW)
+
+
+EURO = tuple("\u20ac".encode())
+
+
+@pytest_asyncio.fixture
+async def text_service(house, tmp_path):
+    write_tokenizer_files(tmp_path)
+    worker = await house.worker(is_manual=True, vocab_size=512)
+    gateway = await house.gateway(worker, vocab_size=512, tokenizer_folder=tmp_path)
+    return worker, await house.stub(gateway)
+
+
+async def chunks_of(call):
+    return [response.chunk.text async for response in call if response.HasField("chunk")]
+
+
+async def test_text_is_encoded_and_special_names_in_it_are_plain_text(text_service):
+    worker, stub = text_service
+    text = "a\u20ac<|im_end|>"
+    call = stub.Generate(pb.GenerateRequest(text=text, max_tokens=1))
+    submit = await worker.submitted.get()
+    assert submit.token_ids == list(text.encode())
+    call.cancel()
+
+
+async def test_text_of_an_answer_never_holds_half_a_character(text_service):
+    worker, stub = text_service
+    call = stub.Generate(ask())
+    submit = await worker.submitted.get()
+    responses = aiter(call)
+    texts = []
+    for token in (*EURO, *EURO[:2]):
+        await worker.send_tokens(submit, [token])
+        texts.append((await anext(responses)).chunk.text)
+    await worker.send_end(submit)
+    assert texts == ["", "", "\u20ac", "", ""]
+    assert await chunks_of(responses) == ["\ufffd"]
+
+
+async def test_stop_token_is_not_in_the_text(text_service):
+    worker, stub = text_service
+    call = stub.Generate(ask(stop_token_ids=[ord("!")]))
+    submit = await worker.submitted.get()
+    await worker.send_tokens(submit, b"hi!")
+    await worker.send_end(submit, finish_reason=FinishReason.STOP)
+    assert await chunks_of(call) == ["hi"]
+
+
+async def test_answer_resumed_inside_a_character_continues_its_text(text_service):
+    worker, stub = text_service
+    call = stub.Generate(ask(resume_offset=2))
+    submit = await worker.submitted.get()
+    await worker.send_tokens(submit, EURO)
+    await worker.send_end(submit)
+    assert await chunks_of(call) == ["\u20ac"]
+
+
+async def num_rows_of(call):
+    return sum([response.num_rows async for response in call])
+
+
+async def test_score_takes_text(text_service):
+    worker, stub = text_service
+    call = stub.Score(pb.ScoreRequest(text="ab"))
+    submit = await worker.submitted.get()
+    assert (submit.token_ids, submit.want_logits, submit.max_tokens) == ([97, 98], True, 0)
+    await worker.send_rows(submit, 0, np.zeros((2, 512), dtype="<f4"))
+    await worker.send_end(submit, finish_reason=None)
+    assert await num_rows_of(call) == 2
+
+
+async def test_score_that_lacks_rows_is_an_error_and_not_a_short_answer(text_service):
+    worker, stub = text_service
+    call = stub.Score(pb.ScoreRequest(text="ab"))
+    submit = await worker.submitted.get()
+    await worker.send_rows(submit, 0, np.zeros((1, 512), dtype="<f4"))
+    await worker.send_end(submit, finish_reason=None)
+    error, _ = await error_of(num_rows_of(call))
+    assert isinstance(error, errors.InvariantError)
 
 
 @pytest.mark.parametrize(

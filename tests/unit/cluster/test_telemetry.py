@@ -48,7 +48,7 @@ def test_no_exporter_records_nothing():
 
 
 def test_unknown_exporter_is_refused_with_the_known_ones():
-    with pytest.raises(ConfigError, match="'jaeger'.*none, console"):
+    with pytest.raises(ConfigError, match=r"'jaeger'.*none, console"):
         make_tracer_provider("jaeger", service_instance="g")
 
 
