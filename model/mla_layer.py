@@ -45,9 +45,9 @@ class MlaLayer:
         numerics = self._numerics
         kv_TC, gate_TC, q_TC = self._in_proj(x_TD)
         latent_rows_C = pool_NPC.view(-1, pool_NPC.shape[2])
-        latent_rows_C.index_copy_(
-            0, plan.cache_rows_T, self._make_latents(kv_TC[: plan.num_tokens])
-        )
+        # Padding takes part in the norm, so that no row lies in a tail, and is cut behind it.
+        latents_TC = self._make_latents(kv_TC)[: plan.num_tokens]
+        latent_rows_C.index_copy_(0, plan.cache_rows_T, latents_TC)
         o_TC = self._attend(self._make_queries(q_TC), plan, pool_NPC).flatten(1)
         gate_TC = apply_pointwise(torch.sigmoid, gate_TC.float(), numerics=numerics)
         o_TC = (o_TC * gate_TC).to(x_TD.dtype)

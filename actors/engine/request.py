@@ -52,7 +52,7 @@ class EngineRequest:
     computed: int = 0
     blocks: tuple[int, ...] = ()
     slot: int | None = None
-    phase: Phase = Phase.QUEUED
+    is_ended: bool = False
     last_step: int = 0
     """Step that computed something of it last."""
     admitted_at: float | None = None
@@ -62,6 +62,16 @@ class EngineRequest:
     def key(self) -> RequestKey:
         """Name of the request."""
         return RequestKey(self.submit.request_id, self.submit.attempt)
+
+    @property
+    def phase(self) -> Phase:
+        """Where it is in its life."""
+        if self.is_ended:
+            return Phase.ENDED
+        if self.slot is None:
+            return Phase.QUEUED
+        has_answer = len(self.generated) > 0
+        return Phase.DECODE if has_answer and self.computed == self.num_known - 1 else Phase.PREFILL
 
     @property
     def num_prompt(self) -> int:
@@ -88,19 +98,12 @@ class EngineRequest:
             return self.generated[position - num_prompt : end - num_prompt]
         return self.submit.token_ids[position:] + self.generated[: end - num_prompt]
 
-    def update_phase(self) -> None:
-        """Derive PREFILL or DECODE from what is in memory."""
-        is_decoding = self.num_prompt <= self.computed and self.num_known > self.num_prompt
-        caught_up = self.computed == self.num_known - 1
-        self.phase = Phase.DECODE if is_decoding and caught_up else Phase.PREFILL
-
     def append_token(self, token: int, now: float) -> None:
         """Add a token that was sampled at `now`."""
         self.generated.append(token)
         self.credit -= 1
         if self.first_token_at is None:
             self.first_token_at = now
-        self.update_phase()
 
     def find_finish(self) -> FinishReason | None:
         """Return why the tokens so far are a finished answer, or None."""

@@ -11,7 +11,7 @@ from itertools import chain, islice
 
 from actors.engine.admission import EngineLimits, blocks_needed, find_overload, find_refusal
 from actors.engine.block_pool import BlockPool
-from actors.engine.request import EngineRequest, Phase, RequestKey
+from actors.engine.request import EngineRequest, RequestKey
 from actors.engine.scheduler import RequestView, SchedulerState, StepPlan, plan_admission
 from actors.engine.state_pool import StatePool
 from actors.request_channel import Ended, Submit
@@ -106,7 +106,6 @@ class RequestTable:
             request.slot = self.slots.allocate()
             request.blocks = self.blocks.allocate(request.num_blocks)
             request.admitted_at = now
-            request.update_phase()
 
     def end(
         self,
@@ -132,7 +131,7 @@ class RequestTable:
             InvariantError: It has ended before.
         """
         key = request.key
-        if request.phase is Phase.ENDED:
+        if request.is_ended:
             raise InvariantError(f"request {key} ends a second time, with {reason}")
         if self.find(key) is request:
             self.running.pop(key, None)
@@ -141,7 +140,7 @@ class RequestTable:
             self.slots.free(request.slot)
             self.blocks.free(request.blocks)
             request.slot, request.blocks = None, ()
-        request.phase = Phase.ENDED
+        request.is_ended = True
         self.num_ended += 1
         if not is_reported:
             return

@@ -249,7 +249,6 @@ class Engine:
     def _note_progress(self, request: EngineRequest, chunk: Chunk) -> None:
         request.computed += chunk.num_tokens
         request.last_step = self._totals.steps
-        request.update_phase()
         if not chunk.is_decode:
             self._totals.prompt_tokens += chunk.num_tokens
         elif chunk.logits is LogitsWanted.NONE:

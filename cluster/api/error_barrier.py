@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias, cast
 
 import grpc
 import grpc.aio
@@ -21,7 +21,7 @@ from configs.ids import GatewayId
 from configs.metrics import INTERNAL_ERRORS
 
 # Quoted: gRPC's classes are generic for type checkers only.
-_Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+_Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
 _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 _Method: TypeAlias = "Callable[[Any, _Context], Awaitable[Any]]"
 
@@ -45,16 +45,14 @@ class ErrorBarrier(grpc.aio.ServerInterceptor):
         """Return the method's handler, guarded when it is one of the service."""
         handler = await continuation(handler_call_details)
         name = handler_call_details.method
-        if not name.startswith(self._prefix):
+        if handler is None or not name.startswith(self._prefix):
             return handler
-        if handler.unary_stream is not None:
-            return grpc.unary_stream_rpc_method_handler(
-                self._guarded(handler.unary_stream, name),
-                request_deserializer=handler.request_deserializer,
-                response_serializer=handler.response_serializer,
-            )
-        return grpc.unary_unary_rpc_method_handler(
-            self._guarded(handler.unary_unary, name),
+        make, method = grpc.unary_unary_rpc_method_handler, handler.unary_unary
+        if handler.response_streaming:
+            make, method = grpc.unary_stream_rpc_method_handler, handler.unary_stream
+        # The types are those of synchronous servers; on an aio server methods are coroutines.
+        return make(
+            cast("Any", self._guarded(cast("_Method", method), name)),
             request_deserializer=handler.request_deserializer,
             response_serializer=handler.response_serializer,
         )

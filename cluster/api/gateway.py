@@ -87,8 +87,12 @@ class Gateway:
                 make_tracer_provider(settings.trace_exporter, service_instance=settings.gateway)
             )
         folder = settings.tokenizer_folder
-        tokenizer = None if folder is None else await asyncio.to_thread(Tokenizer.load, folder)
-        gateway = cls(settings, endpoints, topology, tokenizer, tracer)
+        try:
+            tokenizer = None if folder is None else await asyncio.to_thread(Tokenizer.load, folder)
+            gateway = cls(settings, endpoints, topology, tokenizer, tracer)
+        except BaseException:
+            await asyncio.to_thread(tracer.shutdown)
+            raise
         try:
             await gateway._serve()
         except BaseException:

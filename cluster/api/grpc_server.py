@@ -90,7 +90,7 @@ class GrpcServer:
             options=_options(settings),
         )
         self._health = health.aio.HealthServicer()
-        inference_pb2_grpc.add_InferenceServiceServicer_to_server(
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server(  # type: ignore[no-untyped-call]  # generated
             InferenceServicer(inference, topology), self._server
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
@@ -141,7 +141,6 @@ def _options(settings: GatewaySettings) -> list[tuple[str, int]]:
         # Else a second server binds the same port without an error and takes half the calls.
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", settings.max_message_bytes),
-        ("grpc.max_send_message_length", settings.max_message_bytes),
         # Clients may ping as they like: never GOAWAY "too_many_pings".
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", 1),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -51,6 +51,12 @@ from model.tokenizer import IncrementalDetokenizer, Tokenizer
 MAX_SCORE_BYTES: Final = 1 << 20
 """Bytes of one score message at most, or a single row: gRPC clients take 4 MiB by default."""
 
+MAX_INT64: Final = (1 << 63) - 1
+"""Largest integer that a span attribute holds."""
+LATE_SHARE: Final = 0.98
+"""A client that leaves after this share of its timeout left because of it: gRPC rounds timeouts up
+by as much as 1 % on the wire, so the client's deadline passes before the server's."""
+
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
@@ -88,7 +94,7 @@ class Inference:
 
     async def generate(
         self, params: GenerateParams, call: CallContext
-    ) -> AsyncIterator[Chunk | Finished]:
+    ) -> AsyncGenerator[Chunk | Finished, None]:
         """Yield chunks and at last `Finished`. Closing the iterator early cancels the request.
 
         Raises:
@@ -115,7 +121,9 @@ class Inference:
             finally:
                 self._close(stream, timing, span)
 
-    async def score(self, params: ScoreParams, call: CallContext) -> AsyncIterator[ScoreRows]:
+    async def score(
+        self, params: ScoreParams, call: CallContext
+    ) -> AsyncGenerator[ScoreRows, None]:
         """Yield the logits of every prompt position, in order. Closing it early cancels.
 
         Raises:
@@ -238,7 +246,8 @@ class Inference:
         stream.close(is_late=timing.is_late)
         self._metrics.observe(REQUEST_DURATION, timing.elapsed_s, operation=timing.operation)
         span.set_attribute(GEN_AI_RESPONSE_ID, stream.key.request_id)
-        span.set_attribute(GEN_AI_REQUEST_SEED, str(stream.seed))
+        if stream.seed <= MAX_INT64:
+            span.set_attribute(GEN_AI_REQUEST_SEED, stream.seed)
         if timing.first_token_s is not None:
             span.set_attribute(GEN_AI_RESPONSE_FIRST_CHUNK, timing.first_token_s)
         outcome = stream.outcome
@@ -267,7 +276,7 @@ class _Timing:
 
     @property
     def is_late(self) -> bool:
-        return self._timeout_s is not None and self.elapsed_s >= self._timeout_s
+        return self._timeout_s is not None and self.elapsed_s >= LATE_SHARE * self._timeout_s
 
 
 def _finished(stream: RequestStream, outcome: Outcome) -> Finished:

@@ -187,7 +187,8 @@ class RequestStream:
         self._on_closed(self)
 
     def _grant(self) -> None:
-        # What the reader has taken is written by now: it asks for more.
+        if self._outcome is not None:
+            return
         num_wanted = min(self._num_read + CREDIT_TOKENS, self._max_tokens) - self._num_granted
         is_last_piece = self._num_granted + num_wanted >= self._max_tokens
         if num_wanted >= CREDIT_BATCH or (num_wanted > 0 and is_last_piece):

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from cluster.api.client import LatentmeshClient
 from cluster.api.topology import AttentionWorkerView, ExpertWorkerView, TopologyView
-from cluster.cli.worker_table import is_gone, make_worker_table
+from cluster.cli.worker_table import is_gone, make_console, make_worker_table
 from cluster.data_folder import READY_FILE
 from cluster.ready_record import read_record
 from configs.schema import ServingConfig
@@ -37,7 +37,7 @@ def status(
     if as_json:
         typer.echo(json.dumps(describe(view, address), indent=2))
         return
-    console = Console(soft_wrap=True, highlight=False)
+    console = make_console(sys.stdout)
     model = view.model
     console.print(
         f"[bold]{model.name}[/bold] at {address}, cluster {view.cluster_id}, "

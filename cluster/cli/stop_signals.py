@@ -1,7 +1,7 @@
 """SIGINT and SIGTERM as requests to stop, kept that way while Ray has other plans.
 
-Ray's C++ part takes SIGTERM for a crash: when a session starts it installs a handler that aborts the
-process, and when the session ends it restores the default, which kills it. Handlers can only be
+Ray's C++ part takes SIGTERM for a crash: when a session starts it installs a handler that aborts
+the process, and when the session ends it restores the default, which kills it. Handlers can only be
 set by the main thread, so the main thread sets ours again while it waits for the launch.
 """
 

@@ -16,6 +16,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from cluster.cli.worker_table import make_console
+
 _STANDARD = (1, 2)
 
 
@@ -40,7 +42,7 @@ def own_terminal(log_file: Path) -> Iterator[Terminal]:
             stack.enter_context(os.fdopen(os.dup(descriptor), "w", buffering=1))
             for descriptor in saved
         ]
-        consoles = [Console(file=stream, highlight=False, soft_wrap=True) for stream in streams]
+        consoles = [make_console(stream) for stream in streams]
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         root = logging.getLogger()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import IO
 
+from rich.console import Console
 from rich.table import Table
 
 from cluster.api.topology import AttentionWorkerView, ExpertWorkerView, TopologyView
 
+PIPE_WIDTH = 160
+"""Columns where nobody watches: a table in a file must not depend on a guessed window."""
 _MIB = 1 << 20
 
 
@@ -15,14 +18,24 @@ def make_worker_table(view: TopologyView) -> Table:
     """One row per worker, attention workers first."""
     table = Table(title=f"Workers, generation {view.membership_generation}", title_justify="left")
     for column in ("worker", "process", "memory", "holds", "load", "since the start"):
-        justify: Literal["left", "right"] = "right" if column in ("process", "memory") else "left"
-        table.add_column(column, justify=justify, no_wrap=True)
+        is_number = column in ("process", "memory")
+        table.add_column(
+            column,
+            justify="right" if is_number else "left",
+            no_wrap=is_number or column == "worker",
+        )
     for attention in view.attention_workers:
         table.add_row(attention.name, *_attention_cells(attention))
     table.add_section()
     for expert in view.expert_workers:
         table.add_row(expert.name, *_expert_cells(expert))
     return table
+
+
+def make_console(file: IO[str]) -> Console:
+    """Return a console that is wide enough for the table where `file` is no terminal."""
+    width = None if file.isatty() else PIPE_WIDTH
+    return Console(file=file, highlight=False, soft_wrap=True, width=width)
 
 
 def is_gone(worker: AttentionWorkerView | ExpertWorkerView) -> bool:

@@ -68,6 +68,7 @@ class Link(Protocol):
         Raises:
             FrameError: The parts do not add up to the stated length; nothing was sent.
             PeerClosedError: The peer is gone.
+            TransportTimeoutError: Bytes are queued past their deadline; the link is closed.
         """
 
     def flush(self) -> bool:

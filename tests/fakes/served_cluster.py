@@ -125,6 +125,7 @@ class ServedCluster:
         for process in [*self.processes(), self.process]:
             if process.is_running():
                 process.kill()
+        self.process.wait(STOP_TIMEOUT_S)
         shutil.rmtree(self.temporary, ignore_errors=True)
         self._output.close()
         self._errors.close()

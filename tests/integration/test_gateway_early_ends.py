@@ -1,12 +1,14 @@
 """Requests whose client leaves, whose deadline passes or whose worker is lost."""
 
 import asyncio
+import contextlib
+import random
 
 import grpc
 import grpc.aio
 import pytest
 
-from actors.request_channel import Cancel, Usage
+from actors.request_channel import Cancel, Submit, Usage
 from cluster.api.gateway import AttentionEndpoint, Gateway
 from cluster.api.generated.latentmesh.v1 import inference_pb2 as pb
 from cluster.api.generated.latentmesh.v1 import inference_pb2_grpc
@@ -219,3 +221,36 @@ async def test_requests_go_to_the_worker_with_the_fewest(house):
         await worker.submitted.get()
     for call in calls:
         call.cancel()
+
+
+async def test_every_accepted_request_ends_once_whatever_happens_to_it(house):
+    rng = random.Random(7)
+    worker = await house.worker()
+    gateway = await house.gateway(worker, max_running_requests=20)
+    stub = await house.stub(gateway)
+    num_requests = 80
+
+    async def live(index):
+        timeout = rng.choice([None, None, 0.001, 0.02])
+        call = stub.Generate(
+            ask(max_tokens=rng.choice([1, 50, 600]), ignore_eos=True), timeout=timeout
+        )
+        num_chunks = rng.choice([0, 1, 5, 1000])
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.CancelledError):
+            for _ in range(num_chunks):
+                if await call.read() is grpc.aio.EOF:
+                    break
+        call.cancel()
+        if index % 20 == 19:
+            worker.drop_connections()
+
+    for start in range(0, num_requests, 20):
+        await asyncio.gather(*(live(index) for index in range(start, start + 20)))
+        await wait_health(house, gateway, "SERVING")
+    await wait_idle(gateway)
+    reasons = {reason: ended(gateway, reason) for reason in EndReason}
+    submits = {message.request_id for message in worker.received if isinstance(message, Submit)}
+    assert len(submits) <= sum(reasons.values()) <= num_requests
+    assert reasons[EndReason.FINISHED] > 0
+    assert reasons[EndReason.CANCELLED] > 0
+    assert sum(reasons.values()) == next(gateway._router._counter) - 1

@@ -41,6 +41,13 @@ async def test_reflection_lists_the_services(house):
     assert {SERVICE, "grpc.health.v1.Health"} <= names
 
 
+async def test_unknown_method_of_the_service_is_unimplemented(house):
+    _, gateway, _ = await house.simple()
+    channel = await house.channel(gateway)
+    error, status = await error_of(channel.unary_unary(f"/{SERVICE}/Embed")(b""))
+    assert (type(error), status.name) == (errors.ConfigError, "UNIMPLEMENTED")
+
+
 async def test_http_health_describes_the_gateway(house):
     _, gateway, _ = await house.simple()
     code, body = await http_get(gateway, "/health")

@@ -76,9 +76,33 @@ async def test_credit_is_granted_for_what_was_read_once_more_is_wanted():
     desk.stream.put_tokens([0] * CREDIT_TOKENS)
     await desk.stream.next_news()
     assert desk.posted == []
-    desk.stream.put_end(Ended(RequestId("g-1"), 1, EndReason.CANCELLED, Usage()))
-    await desk.stream.next_news()
+    waiting = asyncio.create_task(desk.stream.next_news())
+    await asyncio.sleep(0)
     assert desk.posted == [Credit(RequestId("g-1"), 1, CREDIT_TOKENS)]
+    desk.end()
+    await waiting
+
+
+@pytest.mark.asyncio
+async def test_no_credit_is_granted_to_a_request_that_ended():
+    desk = Desk()
+    desk.stream.put_tokens([0] * CREDIT_TOKENS)
+    await desk.stream.next_news()
+    desk.end()
+    await desk.stream.next_news()
+    assert desk.posted == []
+
+
+@pytest.mark.asyncio
+async def test_last_piece_of_credit_is_what_is_left_of_the_answer():
+    desk = Desk(max_tokens=CREDIT_TOKENS + 3)
+    desk.stream.put_tokens([0, 0, 0])
+    await desk.stream.next_news()
+    waiting = asyncio.create_task(desk.stream.next_news())
+    await asyncio.sleep(0)
+    assert desk.posted == [Credit(RequestId("g-1"), 1, 3)]
+    desk.end()
+    await waiting
 
 
 @pytest.mark.asyncio

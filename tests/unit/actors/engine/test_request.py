@@ -1,0 +1,79 @@
+"""One request's own bookkeeping."""
+
+from __future__ import annotations
+
+import pytest
+
+from actors.engine.request import EngineRequest, Phase
+from configs.numerics import FinishReason
+from tests.fakes.engine_rig import score, submit
+
+
+def make(**changes: object) -> EngineRequest:
+    values = {"prompt": [10, 11, 12], "max_tokens": 4, **changes}
+    return EngineRequest(
+        submit=submit(**values), arrived_at=0.0, num_blocks=1, deadline=None, credit=9
+    )
+
+
+@pytest.mark.parametrize(
+    ("position", "num_tokens", "expected"),
+    [
+        (0, 2, [10, 11]),
+        (3, 1, [20]),
+        (4, 1, [21]),
+        (2, 3, [12, 20, 21]),
+        (0, 5, [10, 11, 12, 20, 21]),
+    ],
+    ids=["prompt", "first generated", "generated", "both", "all"],
+)
+def test_tokens_run_through_prompt_and_answer(
+    position: int, num_tokens: int, expected: list[int]
+) -> None:
+    request = make()
+    request.generated = [20, 21]
+    assert request.tokens(position, num_tokens) == expected
+
+
+def test_phases_follow_what_is_owned_and_computed() -> None:
+    request = make()
+    phases = [request.phase]
+    request.slot = 0
+    phases.append(request.phase)
+    request.computed = 3
+    request.append_token(20, now=1.0)
+    phases.append(request.phase)
+    request.is_ended = True
+    phases.append(request.phase)
+    assert phases == [Phase.QUEUED, Phase.PREFILL, Phase.DECODE, Phase.ENDED]
+
+
+def test_a_replaying_request_is_in_prefill_until_it_has_caught_up() -> None:
+    request = make()
+    request.slot, request.computed, request.generated = 0, 3, [20, 21]
+    assert request.phase is Phase.PREFILL
+    request.computed = 4
+    assert request.phase is Phase.DECODE
+
+
+def test_a_token_costs_credit_and_the_first_sets_the_time() -> None:
+    request = make()
+    request.append_token(20, now=2.0)
+    request.append_token(21, now=3.0)
+    assert (request.credit, request.first_token_at) == (7, 2.0)
+
+
+def test_only_the_last_token_can_stop_an_answer() -> None:
+    request = make(stop=[20])
+    request.generated = [20, 21]
+    assert request.find_finish() is None
+    request.generated = [21, 20]
+    assert request.find_finish() is FinishReason.STOP
+
+
+def test_a_score_never_finishes_by_tokens() -> None:
+    request = EngineRequest(
+        submit=score("s", [1]), arrived_at=0.0, num_blocks=1, deadline=None, credit=0
+    )
+    assert request.find_finish() is None
+    assert not request.is_paused
