@@ -24,11 +24,11 @@ from configs.errors import WorkerError
 from model.cache import allocate_memory
 from model.checkpoint import Checkpoint, tree_bytes
 from model.decoder import Decoder
+from router.combine import TORCH_TYPES
 from router.latent_router import LatentRouter
 from router.membership import Membership
 from router.placement import Placement
 from router.settings import RouterCounters
-from router.ticket import TORCH_TYPES
 from router.transport.connect import host_token
 
 STOP_TIMEOUT_S = 10.0

@@ -242,8 +242,14 @@ class AttentionWorker:
         self._stats = self._engine.stats()
         for gateway, report in self._split(outcome).items():
             sink = self._sinks.get(gateway)
-            if sink is not None:
+            if sink is None:
+                continue
+            try:
                 sink.send(report)
+            except Exception:
+                # The worker's outermost loop: a broken sink loses its gateway only.
+                logger.exception("attention worker %s: the sink of %s failed", self.worker, gateway)
+                self._disconnect(gateway)
 
     def _split(self, outcome: StepOutcome) -> dict[GatewayId, StepReport]:
         """Sort the news of a step by gateway and forget the owners of ended requests."""

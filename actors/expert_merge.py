@@ -1,5 +1,7 @@
 """From dispatch frames to one batch of pairs, and back to one answer per frame. Pure.
 
+Latents stay bytes until they are computed with: a row is moved faster than it is converted.
+
 Shapes: N tokens of a frame (or of merged frames), Q pairs of a frame, P pairs of merged frames, L
 latent size.
 """
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -15,14 +18,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from configs.errors import FrameError
-from configs.numerics import Combine
+from configs.numerics import Combine, FloatType
+from router.combine import TORCH_TYPES
 from router.frames import PAIR_BYTES, FrameHeader, FrameKind
 from router.plan import EXPERT, ROW, WEIGHT
-from router.ticket import TORCH_TYPES
 from router.transport.base import Bytes, Frame
 
 MAX_FAILURE_BYTES = 4096
-_WORD = np.dtype("<u4")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +32,14 @@ class Dispatch:
     """A parsed dispatch frame. Views of the frame's buffer."""
 
     header: FrameHeader
-    z_NL: Tensor
-    """Latents, wire dtype, CPU."""
+    latents: Bytes
+    """Wire dtype, one row of bytes per token."""
     pairs_3Q: NDArray[np.uint32]
-    """Row in `z_NL`, logical expert, bits of the float32 weight."""
+    """Row in `latents`, bits of the float32 weight, logical expert."""
 
     @property
     def rows(self) -> NDArray[np.uint32]:
-        """Row of `z_NL` of each pair, `[Q]`."""
+        """Row of each pair, `[Q]`."""
         rows: NDArray[np.uint32] = self.pairs_3Q[ROW]
         return rows
 
@@ -59,12 +61,18 @@ class PairBatch:
     """The pairs of one layer that are computed together."""
 
     layer: int
-    z_NL: Tensor
-    """Latents, CPU; wire dtype, float32 when frames differ in theirs."""
+    wire_dtype: FloatType
+    latents: Bytes
+    """One row of bytes per token, `wire_dtype`."""
     rows_P: NDArray[np.uint32]
-    """Row of `z_NL` of each pair."""
+    """Row of `latents` of each pair."""
     experts_P: NDArray[np.uint32]
     """Logical expert of each pair."""
+
+    def gather(self, pairs: NDArray[np.int64]) -> Tensor:
+        """Return the latents of pairs, in the order given: `[len(pairs), L]`, wire dtype, CPU."""
+        rows = self.latents.take(self.rows_P.take(pairs), axis=0)
+        return torch.from_numpy(rows).view(TORCH_TYPES[self.wire_dtype])
 
 
 def parse_dispatch(frame: Frame) -> Dispatch:
@@ -79,46 +87,37 @@ def parse_dispatch(frame: Frame) -> Dispatch:
             f"expert workers take dispatch frames, this one is {header.kind.name.lower()}"
         )
     latent_bytes = header.payload_bytes - header.num_pairs * PAIR_BYTES
-    latents = torch.from_numpy(frame.payload[:latent_bytes])
-    pairs = frame.payload[latent_bytes:].view(_WORD).reshape(3, header.num_pairs)
-    if not pairs.flags.aligned:
-        pairs = pairs.copy()
+    row_bytes = header.latent_size * header.wire_dtype.num_bytes
+    pairs = frame.payload[latent_bytes:].view(np.uint32).reshape(3, header.num_pairs)
     if header.num_pairs and np.maximum.reduce(pairs[ROW]) >= header.num_tokens:
         raise FrameError(
             f"a pair names row {pairs[ROW].max()}, the frame has {header.num_tokens} rows"
         )
     return Dispatch(
         header=header,
-        z_NL=latents.view(TORCH_TYPES[header.wire_dtype]).view(
-            header.num_tokens, header.latent_size
-        ),
+        latents=frame.payload[:latent_bytes].reshape(header.num_tokens, row_bytes),
         pairs_3Q=pairs,
     )
 
 
 def merge_dispatches(dispatches: Sequence[Dispatch]) -> PairBatch:
-    """Join frames of one layer into one batch, pairs in the order of the frames."""
-    first = dispatches[0]
+    """Join frames of one layer and wire dtype into one batch, pairs in the order of the frames."""
+    header = dispatches[0].header
     if len(dispatches) == 1:
-        return PairBatch(
-            layer=first.header.layer,
-            z_NL=first.z_NL,
-            rows_P=first.rows,
-            experts_P=first.experts,
+        latents, rows, experts = dispatches[0].latents, dispatches[0].rows, dispatches[0].experts
+    else:
+        latents = np.concatenate([dispatch.latents for dispatch in dispatches])
+        starts = np.cumsum([0] + [dispatch.header.num_tokens for dispatch in dispatches[:-1]])
+        rows = np.concatenate(
+            [d.rows + np.uint32(start) for d, start in zip(dispatches, starts, strict=True)]
         )
-    latents = [dispatch.z_NL for dispatch in dispatches]
-    if any(z_NL.dtype != latents[0].dtype for z_NL in latents):
-        latents = [z_NL.to(torch.float32) for z_NL in latents]
-    rows = []
-    offset = 0
-    for dispatch in dispatches:
-        rows.append(dispatch.rows + np.uint32(offset))
-        offset += dispatch.header.num_tokens
+        experts = np.concatenate([dispatch.experts for dispatch in dispatches])
     return PairBatch(
-        layer=first.header.layer,
-        z_NL=torch.cat(latents),
-        rows_P=np.concatenate(rows),
-        experts_P=np.concatenate([dispatch.experts for dispatch in dispatches]),
+        layer=header.layer,
+        wire_dtype=header.wire_dtype,
+        latents=latents,
+        rows_P=rows,
+        experts_P=experts,
     )
 
 
@@ -127,13 +126,17 @@ def make_answer(dispatch: Dispatch, y_QL: Tensor) -> tuple[FrameHeader, Bytes]:
 
     Args:
         dispatch: What is answered.
-        y_QL: Its pair answers, in the order of its pairs; CPU, any float type.
+        y_QL: Its pair answers, in the order of its pairs; CPU, contiguous, any float
+            type.
     """
     header = dispatch.header
     if header.combine is Combine.PRESUM:
         y_QL = sum_pairs(dispatch, y_QL)
-    payload = y_QL.to(TORCH_TYPES[header.wire_dtype]).contiguous().view(torch.uint8).numpy()
-    return _answer_header(header, FrameKind.COMBINE, payload.nbytes), payload.reshape(-1)
+    wire_type = TORCH_TYPES[header.wire_dtype]
+    if y_QL.dtype is not wire_type:
+        y_QL = y_QL.to(wire_type)
+    payload: Bytes = y_QL.view(torch.uint8).numpy().reshape(-1)
+    return _answer_header(header, FrameKind.COMBINE, payload.nbytes), payload
 
 
 def make_failure(header: FrameHeader, text: str) -> tuple[FrameHeader, Bytes]:
@@ -143,28 +146,30 @@ def make_failure(header: FrameHeader, text: str) -> tuple[FrameHeader, Bytes]:
 
 
 def sum_pairs(dispatch: Dispatch, y_QL: Tensor) -> Tensor:
-    """Return the weighted sums `[N, L]` in float32, each row's terms in ascending expert id."""
+    """Return the weighted sums `[N, L]` in float32, each row's terms in the order of its pairs.
+
+    Routers send the pairs of a token in ascending expert id.
+    """
     header = dispatch.header
-    answers = y_QL.to(torch.float32).numpy()
-    sums_NL = np.zeros((header.num_tokens, header.latent_size), np.float32)
+    terms_QL = y_QL.to(torch.float32, copy=True)
+    terms_QL.mul_(torch.from_numpy(dispatch.weights.reshape(-1, 1)))
+    terms = terms_QL.numpy()
+    sums = np.zeros((header.num_tokens, header.latent_size), np.float32)
     rows = dispatch.rows.astype(np.int64)
-    order = np.lexsort((dispatch.experts, rows))
-    rank_Q = _rank_within_runs(rows[order])
-    for rank in range(int(rank_Q.max()) + 1 if rank_Q.size else 0):
-        # A row has at most one pair of a rank, so the indices of an addition are distinct.
-        pairs = order[rank_Q == rank]
-        sums_NL[rows[pairs]] += answers[pairs] * dispatch.weights[pairs, None]
-    return torch.from_numpy(sums_NL)
+    for start, stop in _ascending_runs(rows):
+        # Rows of a run are distinct, so one addition takes all of them.
+        if stop - start == header.num_tokens:
+            np.add(sums, terms[start:stop], sums)
+        else:
+            sums[rows[start:stop]] += terms[start:stop]
+    return torch.from_numpy(sums)
 
 
-def _rank_within_runs(sorted_Q: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return each element's position within its run of equal values."""
-    positions = np.arange(sorted_Q.size)
-    is_start = np.ones(sorted_Q.size, np.bool_)
-    is_start[1:] = sorted_Q[1:] != sorted_Q[:-1]
-    starts = np.maximum.accumulate(np.where(is_start, positions, 0))
-    ranks: NDArray[np.int64] = positions - starts
-    return ranks
+def _ascending_runs(rows: NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Return the [start, stop) of each longest run of strictly ascending rows."""
+    stops = ((rows[1:] <= rows[:-1]).nonzero()[0] + 1).tolist()
+    edges = [0, *stops, rows.size]
+    return [(start, stop) for start, stop in pairwise(edges) if start < stop]
 
 
 def _answer_header(header: FrameHeader, kind: FrameKind, num_bytes: int) -> FrameHeader:

@@ -17,9 +17,9 @@ from actors.worker_settings import ExpertServiceSettings
 from actors.worker_stats import ExpertServiceStats
 from model.checkpoint import Checkpoint
 from model.experts import Activation
+from router.combine import TORCH_TYPES
 from router.membership import ExpertWorkerInfo
 from router.placement import Placement
-from router.ticket import TORCH_TYPES
 
 STOP_TIMEOUT_S = 10.0
 

@@ -195,18 +195,20 @@ class ExpertStore:
         settings = self._settings
         slots = self._layers[batch.layer]
         order_P = batch.experts_P.argsort(kind="stable")
-        experts, counts = np.unique(batch.experts_P, return_counts=True)
-        order = torch.from_numpy(order_P)
-        rows = torch.from_numpy(batch.rows_P.take(order_P).astype(np.int64))
-        z_PL = batch.z_NL.to(settings.dtype).index_select(0, rows).to(settings.device)
-        sorted_PL = grouped_expert_ffn(
-            [slots.experts[expert] for expert in experts.tolist()],
-            z_PL,
-            counts.tolist(),
-            activation=settings.activation,
-            numerics=settings.numerics,
-        ).cpu()
-        y_PL = torch.empty_like(sorted_PL).index_copy_(0, order, sorted_PL)
+        starts = _run_starts(batch.experts_P.take(order_P))
+        experts = batch.experts_P.take(order_P.take(starts)).tolist()
+        counts = np.diff(starts, append=order_P.size).tolist()
+        with torch.inference_mode():
+            z_PL = batch.gather(order_P).to(settings.dtype).to(settings.device)
+            sorted_PL = grouped_expert_ffn(
+                [slots.experts[expert] for expert in experts],
+                z_PL,
+                counts,
+                activation=settings.activation,
+                numerics=settings.numerics,
+            ).cpu()
+            y_PL = torch.empty_like(sorted_PL)
+            y_PL.index_copy_(0, torch.from_numpy(order_P), sorted_PL)
         return y_PL, len(experts)
 
     def _holds(self, layer: int, expert: int) -> bool:
@@ -236,6 +238,13 @@ class ExpertStore:
                 f"its budget is {budget} bytes; raise expert_pool.memory_bytes or add workers "
                 "(expert_pool.num_workers)"
             )
+
+
+def _run_starts(sorted_P: NDArray[np.uint32]) -> NDArray[np.int64]:
+    """Return where each run of equal values begins."""
+    is_start = np.ones(sorted_P.size, np.bool_)
+    np.not_equal(sorted_P[1:], sorted_P[:-1], is_start[1:])
+    return is_start.nonzero()[0]
 
 
 def _shorten(experts: tuple[int, ...]) -> str:

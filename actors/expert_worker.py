@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -32,6 +31,7 @@ from actors.expert_merge import (
 from actors.merge_queue import MergeQueue
 from configs.errors import FrameError, RoutingError, ServingError, TransportError, WorkerError
 from configs.ids import Epoch, Generation, WorkerId
+from configs.numerics import FloatType
 from router.frames import HEADER_BYTES, FrameHeader
 from router.membership import ExpertWorkerInfo
 from router.transport.base import Bytes, Frame, Link, Listener
@@ -44,6 +44,10 @@ IDLE_WAIT_S = 0.05
 """An idle `serve` looks at its stop event this often."""
 MAX_UNSENT_BYTES = 64 << 20
 """A peer that lets more than this wait is not read from until it has caught up."""
+
+
+_Kind = tuple[int, FloatType]
+"""Layer and wire dtype: frames that are computed together."""
 
 
 class ExpertCompute(Protocol):
@@ -139,7 +143,9 @@ class ExpertWorker:
         self._listeners: dict[int, Listener] = {}
         self._peers: dict[int, _Peer] = {}
         self._slow: set[int] = set()
-        self._queue: MergeQueue[_Waiting] = MergeQueue(window_s=settings.merge_window_s)
+        self._queue: MergeQueue[tuple[int, FloatType], _Waiting] = MergeQueue(
+            window_s=settings.merge_window_s
+        )
         self._frames = 0
         self._failures = 0
         self._merged_ffns = 0
@@ -253,7 +259,8 @@ class ExpertWorker:
         except ServingError as exc:
             self._fail(peer, frame, exc)
             return
-        self._queue.push(header.layer, _Waiting(peer, frame, dispatch), now=started)
+        kind = (header.layer, header.wire_dtype)
+        self._queue.push(kind, _Waiting(peer, frame, dispatch), now=started)
         self._busy_s += time.monotonic() - started
 
     def _check(self, peer: _Peer, frame: Frame) -> Dispatch:
@@ -281,8 +288,7 @@ class ExpertWorker:
             return
         batch = merge_dispatches([item.dispatch for item in waiting])
         try:
-            with torch.inference_mode():
-                y_PL, num_reads = self._compute.run(batch)
+            y_PL, num_reads = self._compute.run(batch)
         except (ServingError, RuntimeError, MemoryError) as exc:
             # A failed computation concerns the frames in it; the worker and its other peers go on.
             log.exception("%s: layer %d failed", self._worker, batch.layer)
@@ -295,8 +301,8 @@ class ExpertWorker:
         start = 0
         for item in waiting:
             stop = start + item.dispatch.header.num_pairs
-            with torch.inference_mode():
-                header, payload = make_answer(item.dispatch, y_PL[start:stop])
+            answers = y_PL if len(waiting) == 1 else y_PL[start:stop]
+            header, payload = make_answer(item.dispatch, answers)
             self._reply(item.peer, item.frame, header, payload)
             start = stop
         self._busy_s += time.monotonic() - started

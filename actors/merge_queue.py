@@ -1,40 +1,45 @@
-"""The order in which waiting frames are served: by layer, oldest first. The clock is passed in."""
+"""The order in which waiting frames are served: by kind, oldest first. The clock is passed in.
+
+The kind of a frame says which others it can be computed with: same layer, same wire dtype.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Generic, TypeVar
 
+Kind = TypeVar("Kind", bound=Hashable)
 Item = TypeVar("Item")
 
 
-class MergeQueue(Generic[Item]):
-    """Frames waiting for their layer's FFN.
+class MergeQueue(Generic[Kind, Item]):
+    """Frames waiting for the FFN of their kind.
 
-    All frames of a layer that wait are served together. The layer whose first frame came first is
-    next, so no layer waits for ever.
+    All frames of a kind that wait are served together. The kind whose first frame came first is
+    next, so none waits for ever.
     """
 
     def __init__(self, *, window_s: float) -> None:
         """Make an empty queue.
 
         Args:
-            window_s: How long a layer's first frame waits for others of its layer.
+            window_s: How long the first frame of a kind waits for others.
         """
         self._window_s = window_s
-        # Layers stand in the order of their first waiting frame: dicts keep insertion order.
-        self._waiting: dict[int, list[Item]] = {}
-        self._first_at: dict[int, float] = {}
+        # Kinds stand in the order of their first waiting frame: dicts keep insertion order.
+        self._waiting: dict[Kind, list[Item]] = {}
+        self._first_at: dict[Kind, float] = {}
 
     def __len__(self) -> int:
         """Frames that wait."""
         return sum(len(items) for items in self._waiting.values())
 
-    def push(self, layer: int, item: Item, *, now: float) -> None:
+    def push(self, kind: Kind, item: Item, *, now: float) -> None:
         """Add a frame."""
-        items = self._waiting.get(layer)
+        items = self._waiting.get(kind)
         if items is None:
-            self._waiting[layer] = [item]
-            self._first_at[layer] = now
+            self._waiting[kind] = [item]
+            self._first_at[kind] = now
         else:
             items.append(item)
 
@@ -45,10 +50,10 @@ class MergeQueue(Generic[Item]):
         return None
 
     def pop_due(self, *, now: float) -> list[Item] | None:
-        """Take all frames of the next layer, in order of arrival, or None when none is due."""
-        for layer, first_at in self._first_at.items():
+        """Take all frames of the next kind, in order of arrival, or None when none is due."""
+        for kind, first_at in self._first_at.items():
             if first_at + self._window_s > now:
                 return None
-            del self._first_at[layer]
-            return self._waiting.pop(layer)
+            del self._first_at[kind]
+            return self._waiting.pop(kind)
         return None

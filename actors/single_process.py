@@ -34,11 +34,11 @@ from model.cache import allocate_memory
 from model.checkpoint import Checkpoint, Progress
 from model.decoder import Decoder
 from model.experts import Activation
+from router.combine import TORCH_TYPES
 from router.latent_router import LatentRouter
 from router.membership import Membership
 from router.placement import Placement, plan_initial_placement
 from router.settings import RouterCounters, RouterSettings
-from router.ticket import TORCH_TYPES
 
 _names = itertools.count()
 

@@ -31,6 +31,7 @@ from actors.expert_merge import PairBatch
 from actors.expert_worker import ExpertWorker, ExpertWorkerSettings
 from configs.ids import Epoch, Generation, WorkerId
 from configs.numerics import Combine, FloatType
+from router.combine import TORCH_TYPES
 from router.latent_router import LatentRouter
 from router.membership import ExpertWorkerInfo, Membership
 from router.placement import plan_initial_placement
@@ -87,11 +88,13 @@ class EchoCompute:
 
     def run(self, batch: PairBatch) -> tuple[Tensor, int]:
         """Return the latent of each pair."""
-        rows = batch.z_NL.view(torch.uint8).numpy().take(batch.rows_P, axis=0)
-        return torch.from_numpy(rows).view(batch.z_NL.dtype), 1
+        rows = batch.latents.take(batch.rows_P, axis=0)
+        return torch.from_numpy(rows).view(TORCH_TYPES[batch.wire_dtype]), 1
 
 
-def run_echo_worker(folder: str, transport: TransportKind, latent_size: int, pipe: Connection) -> None:
+def run_echo_worker(
+    folder: str, transport: TransportKind, latent_size: int, pipe: Connection
+) -> None:
     """Serve until the other end of `pipe` says something."""
     torch.set_num_threads(1)
     worker = ExpertWorker(
@@ -192,11 +195,9 @@ def time_copies(sizes: tuple[int, ...], *, repeats: int) -> float:
 
 def format_table(results: list[Result]) -> str:
     """Return a Markdown table."""
-    lines = [
-        "| shape | transport | combine | median us | p10 | p90 | p99 | bytes out | bytes in "
-        "| copy of the bytes us |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
+    columns = ["shape", "transport", "combine", "median us", "p10", "p90", "p99"]
+    columns += ["bytes out", "bytes in", "copy of the bytes us"]
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     lines += [
         f"| {r.shape} | {r.transport} | {r.combine} | {r.median_us:.1f} | {r.p10_us:.1f} "
         f"| {r.p90_us:.1f} | {r.p99_us:.1f} | {r.bytes_out} | {r.bytes_in} | {r.copy_us:.1f} |"

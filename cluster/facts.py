@@ -7,13 +7,11 @@ import os
 import psutil
 import torch
 
-from configs.numerics import FloatType
 from configs.resolve import Facts
 from configs.schema import ServingConfig
 from model.cache import bytes_per_block, bytes_per_slot
 from model.checkpoint import Checkpoint
-
-TORCH_TYPES = {FloatType.FLOAT32: torch.float32, FloatType.BFLOAT16: torch.bfloat16}
+from router.combine import TORCH_TYPES
 
 
 def gather_facts(config: ServingConfig, checkpoint: Checkpoint) -> Facts:

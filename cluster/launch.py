@@ -43,6 +43,7 @@ from cluster.state_store import ClusterRecord, FencingToken, StateStore, WorkerR
 from cluster.stop_request import StopRequest, StopRequestedError
 from cluster.unwinding import Unwinding
 from cluster.valkey import EmbeddedValkey
+from configs.environment import use_temporary_folder
 from configs.errors import ServingError, WorkerError
 from configs.ids import ClusterId, Generation, WorkerId
 from configs.resolve import ResolvedConfig
@@ -145,6 +146,7 @@ class Launch:
         self._check_ports()
         run_folder = RunFolder.create(self._data_folder)
         self._unwinding.add("removing the run folder", run_folder.remove)
+        use_temporary_folder(run_folder.temporary)
         state_url = self._start_state_server(run_folder)
         store = self._open_store(state_url)
         token = store.acquire_token()

@@ -166,6 +166,7 @@ def plan_gateway(
             context_tokens=resolved.context_tokens,
             eos_token_ids=dims.eos_token_ids,
             tokenizer_folder=tokenizer_folder,
+            trace_exporter=resolved.serving.observability.trace_exporter,
         ),
         model=ModelView(
             name=api.model_name,

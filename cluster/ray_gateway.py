@@ -26,6 +26,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
+from cluster.child_processes import adopt_orphans, end_descendants
 from configs.environment import prepare_for_attached_ray, prepare_for_private_ray
 from configs.errors import ConfigError, ServingError, WorkerError
 from configs.ids import ClusterId, WorkerId
@@ -36,6 +37,7 @@ WORKER_CPUS: Final = 0.001
 """Cores that a worker claims from Ray. Threads are set by the configuration, not by Ray's count."""
 CONCURRENCY_GROUPS: Final = {"health": 4, "waiting": 16, "watch": 1}
 """Threads of a worker's actor beside the one that runs `load` and `connect`."""
+STATE_SERVER_NAME: Final = "valkey-server"
 _POLL_S: Final = 0.2
 _PROCESS_END_S: Final = 5.0
 
@@ -99,6 +101,7 @@ class RayGateway:
     @classmethod
     def _start_private(cls, config: RayConfig, folder: Path) -> RayGateway:
         prepare_for_private_ray()
+        adopt_orphans()
         port = None if config.dashboard_port == 0 else config.dashboard_port
         try:
             context = ray.init(
@@ -260,22 +263,17 @@ class RayGateway:
 
     def stop(self, *, timeout_s: float) -> None:
         """End the session; of a private cluster also every process, by force where needed."""
-        processes = psutil.Process().children(recursive=True) if self._is_private else []
-        ray_processes = [process for process in processes if _is_of_ray(process)]
         ending = threading.Thread(target=ray.shutdown, name="ray-shutdown", daemon=True)
         ending.start()
         ending.join(timeout_s)
         if ending.is_alive():
             _logger.warning("Ray did not shut down in %g s; ending its processes", timeout_s)
+        if not self._is_private:
+            return
         # Workers end on their own when their node is gone; that takes a moment.
-        _, alive = psutil.wait_procs(ray_processes, timeout=_PROCESS_END_S)
-        for process in alive:
-            _logger.warning("ending Ray's process %d by force", process.pid)
-            try:
-                process.kill()
-            except psutil.NoSuchProcess:
-                continue
-        psutil.wait_procs(alive, timeout=_PROCESS_END_S)
+        alive = end_descendants(_is_of_ray, grace_s=_PROCESS_END_S, timeout_s=timeout_s)
+        if alive:
+            raise WorkerError(f"Ray's processes {[process.pid for process in alive]} do not end")
 
 
 class GatewayApplication:
@@ -408,11 +406,8 @@ def _this_node() -> Mapping[str, float]:
 
 
 def _is_of_ray(process: psutil.Process) -> bool:
-    """Whether a descendant of ours belongs to Ray; the state server does not."""
-    try:
-        return process.name() != "valkey-server"
-    except psutil.NoSuchProcess:
-        return False
+    """Whether a descendant of ours belongs to Ray: all do, but the state server."""
+    return process.name() != STATE_SERVER_NAME
 
 
 def _silence_loggers() -> None:

@@ -67,6 +67,13 @@ class RunFolder:
         return self.path / "r"
 
     @property
+    def temporary(self) -> Path:
+        """Folder for short-lived files of child processes; made on first use."""
+        path = self.path / "t"
+        path.mkdir(mode=0o700, exist_ok=True)
+        return path
+
+    @property
     def valkey_socket(self) -> Path:
         """Socket of the embedded state server."""
         return self.path / "valkey.sock"

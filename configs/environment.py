@@ -49,6 +49,14 @@ def temporary_folder() -> Path:
     return Path(tempfile.gettempdir())
 
 
+def use_temporary_folder(folder: Path, variables: MutableMapping[str, str] = os.environ) -> None:
+    """Let processes that are started from now on keep their short-lived files in `folder`.
+
+    Ray's leave some behind when they are ended; what is in a folder of ours is removed with it.
+    """
+    variables["TMPDIR"] = str(folder)
+
+
 def _set_defaults(variables: MutableMapping[str, str], defaults: Mapping[str, str]) -> None:
     for name, value in defaults.items():
         variables.setdefault(name, value)

@@ -134,6 +134,16 @@ class RayConfig(_Section):
     """Port of that dashboard; 0 takes any free one, which is reported."""
 
 
+class ObservabilityConfig(_Section):
+    """What operators see. Metrics are always served on the HTTP port."""
+
+    trace_exporter: str = Field(default="none", min_length=1)
+    """`none`, or an installed OpenTelemetry exporter, e.g. `console`, `otlp_proto_grpc`.
+
+    The exporter reads its own `OTEL_*` variables (endpoint, headers).
+    """
+
+
 class ServingConfig(_Section):
     """A whole cluster, as written by its user."""
 
@@ -150,3 +160,4 @@ class ServingConfig(_Section):
     api: ApiConfig = ApiConfig()
     state: StateConfig = StateConfig()
     ray: RayConfig = RayConfig()
+    observability: ObservabilityConfig = ObservabilityConfig()

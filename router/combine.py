@@ -5,7 +5,8 @@ the other, so that the bits do not depend on workers, placement or arrival. Prod
 separate operations: a fused one would round differently in vectors and in tails. Presum: the
 partial sums are added in ascending worker order.
 
-Shapes: T tokens, K picks per token, P = K T pairs in canonical order (`router/plan.py`), L latent.
+Shapes: T tokens, K picks per token, P = K T pairs in canonical order (`router/plan.py`), L latent,
+N tokens of one worker's part.
 """
 
 from __future__ import annotations
@@ -18,76 +19,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from configs.numerics import FloatType
 from router.plan import WorkerPart
+from router.transport.base import Bytes
 
+TORCH_TYPES = {FloatType.FLOAT32: torch.float32, FloatType.BFLOAT16: torch.bfloat16}
 _BLOCK_VALUES = 1 << 17
 """Float32 values worked on at once: few operations for small batches, in cache for large ones."""
-
-
-class PairSum:
-    """Weighted sums of pair answers. Keeps its working memory; owned by one thread."""
-
-    def __init__(self, latent_size: int) -> None:
-        """Prepare for latents of `latent_size` values."""
-        self._latent_size = latent_size
-        self._scratch = torch.empty(max(_BLOCK_VALUES, latent_size))
-
-    def combine(
-        self, answers_PL: Tensor, weights_P: NDArray[np.float32], num_tokens: int
-    ) -> Tensor:
-        """Return the sums `[T, L]`, float32.
-
-        Args:
-            answers_PL: Pair answers in canonical order, wire dtype, on the CPU.
-            weights_P: Routing weights in the same order.
-            num_tokens: T; P is a multiple of it.
-        """
-        latent_size = self._latent_size
-        sums_TL = np.empty((num_tokens, latent_size), np.float32)
-        if num_tokens == 0 or not weights_P.size:
-            sums_TL.fill(0.0)
-            return torch.from_numpy(sums_TL)
-        num_picks = weights_P.size // num_tokens
-        weights_KT1 = torch.from_numpy(weights_P).view(num_picks, num_tokens, 1)
-        answers_KTL = answers_PL.view(num_picks, num_tokens, latent_size)
-        if answers_PL.numel() <= self._scratch.numel():
-            self._add_block(answers_KTL, weights_KT1, sums_TL)
-        else:
-            self._add_blocks(answers_KTL, weights_KT1, sums_TL)
-        return torch.from_numpy(sums_TL)
-
-    def _add_block(
-        self, answers_KTL: Tensor, weights_KT1: Tensor, sums_TL: NDArray[np.float32]
-    ) -> None:
-        """Sum a block whose pairs all fit the working memory."""
-        scratch_KTL = self._scratch[: answers_KTL.numel()].view(answers_KTL.shape)
-        scratch_KTL.copy_(answers_KTL)
-        scratch_KTL.mul_(weights_KT1)
-        terms = scratch_KTL.numpy()
-        if len(terms) == 1:
-            np.copyto(sums_TL, terms[0])
-            return
-        np.add(terms[0], terms[1], out=sums_TL)
-        for term in terms[2:]:
-            np.add(sums_TL, term, out=sums_TL)
-
-    def _add_blocks(
-        self, answers_KTL: Tensor, weights_KT1: Tensor, sums_TL: NDArray[np.float32]
-    ) -> None:
-        """Sum in blocks of tokens and of picks; the order of a token's terms stays the same."""
-        num_picks, num_tokens, latent_size = answers_KTL.shape
-        step = max(1, self._scratch.numel() // (latent_size * min(num_picks, 4)))
-        for start in range(0, num_tokens, step):
-            stop = min(start + step, num_tokens)
-            sums = sums_TL[start:stop]
-            term = self._scratch[: sums.size].view(stop - start, latent_size)
-            for pick in range(num_picks):
-                term.copy_(answers_KTL[pick, start:stop])
-                term.mul_(weights_KT1[pick, start:stop])
-                if pick == 0:
-                    np.copyto(sums, term.numpy())
-                else:
-                    np.add(sums, term.numpy(), out=sums)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,23 +33,91 @@ class PartialSum:
     """The answer of one worker in presum mode."""
 
     part: WorkerPart
-    sums_NL: Tensor
-    """Wire dtype, CPU; may be a view of a frame."""
+    answers: Bytes
+    """Sums `[N, L]`, wire dtype, as flat bytes; may be a view of a frame."""
 
 
-def add_partial_sums(
-    partial_sums: Sequence[PartialSum], *, num_tokens: int, latent_size: int
-) -> Tensor:
-    """Return the sums `[T, L]`, float32, adding in the order given."""
-    sums_TL = torch.empty(num_tokens, latent_size)
-    if not partial_sums or partial_sums[0].part.rows_N is not None:
-        sums_TL.zero_()
-    total = sums_TL.numpy()
-    for i, partial in enumerate(partial_sums):
-        if partial.part.rows_N is not None:
-            total[partial.part.rows_N] += partial.sums_NL.float().numpy()
-        elif i == 0:
-            sums_TL.copy_(partial.sums_NL)
+class LatentSum:
+    """Weighted sums and sums of answers. Keeps its working memory; owned by one thread."""
+
+    def __init__(self, *, latent_size: int, wire_dtype: FloatType) -> None:
+        """Prepare for answers of `latent_size` values of `wire_dtype`."""
+        self._latent_size = latent_size
+        self._type = TORCH_TYPES[wire_dtype]
+        self._scratch = torch.empty(max(_BLOCK_VALUES, latent_size))
+        self._scratch_array: NDArray[np.float32] = self._scratch.numpy()
+
+    def add_pairs(self, answers: Bytes, weights_P: NDArray[np.float32], num_tokens: int) -> Tensor:
+        """Return the weighted sums `[T, L]`, float32.
+
+        Args:
+            answers: Pair answers in canonical order, wire dtype, as flat bytes.
+            weights_P: Routing weights in the same order.
+            num_tokens: T; P is a multiple of it.
+        """
+        latent_size = self._latent_size
+        sums = np.empty((num_tokens, latent_size), np.float32)
+        num_values = weights_P.size * latent_size
+        if num_values == 0:
+            sums.fill(0.0)
+        elif num_values <= self._scratch_array.size:
+            self._add_at_once(answers, weights_P, sums)
         else:
-            total += partial.sums_NL.float().numpy()
-    return sums_TL
+            self._add_in_blocks(answers, weights_P, sums)
+        return torch.from_numpy(sums)
+
+    def add_partial_sums(self, partial_sums: Sequence[PartialSum], *, num_tokens: int) -> Tensor:
+        """Return the sums `[T, L]`, float32, adding in the order given."""
+        sums_TL = torch.empty(num_tokens, self._latent_size)
+        if not partial_sums or partial_sums[0].part.rows_N is not None:
+            sums_TL.zero_()
+        total = sums_TL.numpy()
+        for i, partial in enumerate(partial_sums):
+            values = torch.from_numpy(partial.answers).view(self._type).view(-1, self._latent_size)
+            if partial.part.rows_N is not None:
+                total[partial.part.rows_N] += values.float().numpy()
+            elif i == 0:
+                sums_TL.copy_(values)
+            else:
+                total += values.float().numpy()
+        return sums_TL
+
+    def _add_at_once(
+        self, answers: Bytes, weights_P: NDArray[np.float32], sums: NDArray[np.float32]
+    ) -> None:
+        """Sum pairs that all fit the working memory."""
+        num_picks = weights_P.size // sums.shape[0]
+        num_values = weights_P.size * self._latent_size
+        scratch = self._scratch[:num_values]
+        scratch.copy_(torch.from_numpy(answers).view(self._type))
+        scratch_PL = scratch.view(-1, self._latent_size)
+        scratch_PL.mul_(torch.from_numpy(weights_P[:, None]))
+        terms = self._scratch_array[:num_values].reshape(num_picks, -1)
+        total = sums.reshape(-1)
+        if num_picks == 1:
+            np.copyto(total, terms[0])
+            return
+        np.add(terms[0], terms[1], total)
+        for pick in range(2, num_picks):
+            np.add(total, terms[pick], total)
+
+    def _add_in_blocks(
+        self, answers: Bytes, weights_P: NDArray[np.float32], sums: NDArray[np.float32]
+    ) -> None:
+        """Sum in blocks of tokens, pick by pick; the order of a token's terms stays the same."""
+        num_tokens, latent_size = sums.shape
+        answers_KTL = torch.from_numpy(answers).view(self._type).view(-1, num_tokens, latent_size)
+        weights_KT1 = torch.from_numpy(weights_P.reshape(-1, num_tokens, 1))
+        step = max(1, self._scratch_array.size // (4 * latent_size))
+        for start in range(0, num_tokens, step):
+            stop = min(start + step, num_tokens)
+            block = sums[start:stop]
+            term_NL = self._scratch[: block.size].view(stop - start, latent_size)
+            term = self._scratch_array[: block.size].reshape(stop - start, latent_size)
+            for pick in range(answers_KTL.shape[0]):
+                term_NL.copy_(answers_KTL[pick, start:stop])
+                term_NL.mul_(weights_KT1[pick, start:stop])
+                if pick == 0:
+                    np.copyto(block, term)
+                else:
+                    np.add(block, term, block)

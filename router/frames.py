@@ -5,14 +5,14 @@ another channel than the payload (host channel and NCCL), so it holds every coun
 to post the exact receive. Decoding checks each length before any of it is believed.
 
 Payload of DISPATCH: latents `[num_tokens, latent_size]` in wire dtype; then `num_pairs` records, as
-three arrays: token row uint32, logical expert uint32, routing weight float32. Rows count within
+three arrays: token row uint32, routing weight float32, logical expert uint32. Rows count within
 this frame: a latent travels once to a worker, however many of its experts live there.
 Payload of COMBINE, canonical: `[num_pairs, latent_size]` in the order of the dispatch's pairs;
 presum: `[num_tokens, latent_size]`, the weighted sums over the worker's pairs. Wire dtype.
 Payload of FAILURE: UTF-8 text, `code: message`.
 
 Header bytes are `HEADER_BYTES`; pair bytes are `PAIR_BYTES` each. One byte and one word of the
-header (`set_place`, `read_place`) belong to the transport: they say where the payload lies.
+header (`read_place`) belong to the transport: they say where the payload lies.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ PAIR_BYTES = 12
 
 _HEADER = struct.Struct("<IHBBBBHHIQQHIIIIIQ")
 HEADER_BYTES = _HEADER.size
-_PLACE = struct.Struct("<B")
 _PLACE_OFFSET = 9
 _POSITION = struct.Struct("<I")
 _POSITION_OFFSET = 36
@@ -100,22 +99,28 @@ def combine_payload_bytes(
     return rows * latent_size * wire_dtype.num_bytes
 
 
-def encode_header(header: FrameHeader) -> bytes:
-    """Return the `HEADER_BYTES` bytes of a header."""
+def encode_header(header: FrameHeader, *, place: int = 0, position: int = 0) -> bytes:
+    """Return the `HEADER_BYTES` bytes of a header.
+
+    Args:
+        header: What to encode.
+        place: The transport's own: 0 when the payload follows on the same channel.
+        position: The transport's own: where in that place, in its unit.
+    """
     return _HEADER.pack(
         MAGIC,
         VERSION,
         header.kind,
         _DTYPE_CODES[header.wire_dtype],
         _COMBINE_CODES[header.combine],
-        0,
+        place,
         header.layer,
         header.lane,
         header.generation,
         header.epoch,
         header.step,
         header.attempt,
-        0,
+        position,
         header.num_tokens,
         header.num_pairs,
         header.latent_size,
@@ -162,20 +167,8 @@ def decode_header(data: bytes | bytearray | memoryview) -> FrameHeader:
     return header
 
 
-def set_place(encoded: bytearray, *, place: int, position: int) -> None:
-    """Write the transport's own fields into an encoded header.
-
-    Args:
-        encoded: `HEADER_BYTES` bytes from `encode_header`.
-        place: 0 when the payload follows on the same channel; other values as the transport says.
-        position: Where in that place, a transport's own unit.
-    """
-    _PLACE.pack_into(encoded, _PLACE_OFFSET, place)
-    _POSITION.pack_into(encoded, _POSITION_OFFSET, position)
-
-
 def read_place(encoded: bytes | bytearray | memoryview) -> tuple[int, int]:
-    """Return (place, position) as `set_place` wrote them; (0, 0) in a fresh header."""
+    """Return (place, position) as given to `encode_header`."""
     return encoded[_PLACE_OFFSET], _POSITION.unpack_from(encoded, _POSITION_OFFSET)[0]
 
 

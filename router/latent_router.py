@@ -23,19 +23,13 @@ from configs.errors import (
 )
 from configs.ids import Generation, WorkerId
 from configs.numerics import Combine
-from router.combine import PairSum, PartialSum, add_partial_sums
-from router.frames import (
-    HEADER_BYTES,
-    PAIR_BYTES,
-    FrameHeader,
-    FrameKind,
-    dispatch_payload_bytes,
-)
+from router.combine import TORCH_TYPES, LatentSum
+from router.frames import HEADER_BYTES, PAIR_BYTES, FrameHeader, FrameKind
 from router.membership import Membership
 from router.placement import Placement
 from router.plan import LayerRoutes, WorkerPart, index_placement, plan_dispatch
 from router.settings import RouterCounters, RouterSettings
-from router.ticket import TORCH_TYPES, DispatchTicket, RouterTicket
+from router.ticket import DispatchTicket, RouterTicket
 from router.transport.base import Bytes, Frame, Link
 from router.worker_links import WorkerLinks
 
@@ -61,7 +55,9 @@ class LatentRouter:
         self._routes: dict[int, LayerRoutes] = {}
         self._tickets: dict[tuple[int, int, int, int], RouterTicket] = {}
         self._attempt = 0
-        self._pair_sum = PairSum(settings.latent_size)
+        self._row_bytes = settings.latent_size * settings.wire_dtype.num_bytes
+        self._wire_type = TORCH_TYPES[settings.wire_dtype]
+        self._sum = LatentSum(latent_size=settings.latent_size, wire_dtype=settings.wire_dtype)
         self._frames_out = 0
         self._tokens_out = 0
         self._pairs_out = 0
@@ -72,12 +68,11 @@ class LatentRouter:
     @property
     def counters(self) -> RouterCounters:
         """Snapshot of what was sent and received."""
-        row_bytes = self._settings.latent_size * self._settings.wire_dtype.num_bytes
         return RouterCounters(
             frames_out=self._frames_out,
             tokens_out=self._tokens_out,
             pairs_out=self._pairs_out,
-            latent_bytes_out=self._tokens_out * row_bytes,
+            latent_bytes_out=self._tokens_out * self._row_bytes,
             pair_bytes_out=self._pairs_out * PAIR_BYTES,
             header_bytes_out=self._frames_out * HEADER_BYTES,
             bytes_in=self._bytes_in,
@@ -135,15 +130,10 @@ class LatentRouter:
             TransportTimeoutError: A deadline passed; names the workers, layer and step.
         """
         own = [_own_ticket(ticket) for ticket in tickets]
-        limit = min(deadline, *(ticket.deadline for ticket in own))
+        first = min(own, key=lambda ticket: ticket.deadline)
+        limit = min(deadline, first.deadline)
         while not any(ticket.is_settled for ticket in own):
-            if not self._links.receive(limit) and time.monotonic() >= limit:
-                late = min(own, key=lambda ticket: ticket.deadline)
-                raise TransportTimeoutError(
-                    f"no answer from {', '.join(late.waiting_for)} for layer {late.layer}, "
-                    f"step {late.step} before the deadline "
-                    f"(router.dispatch_timeout_s is {self._settings.dispatch_timeout_s} s)"
-                )
+            self._receive_until(limit, first)
 
     def abandon_step(self) -> None:
         """Forget all dispatches in flight; their late answers are ignored.
@@ -191,7 +181,6 @@ class LatentRouter:
             raise RoutingError(
                 f"layer {layer}: {latents.shape[0]} latents but choices for {plan.num_tokens}"
             )
-        deadline = time.monotonic() + self._settings.dispatch_timeout_s
         ticket = RouterTicket(
             call=call,
             generation=self._generation,
@@ -199,8 +188,8 @@ class LatentRouter:
             routes=routes,
             settings=self._settings,
             poll=self._poll,
-            deadline=deadline,
-            device=z_TL.device,
+            deadline=time.monotonic() + self._settings.dispatch_timeout_s,
+            device=z_TL.device if z_TL.is_cuda else None,
         )
         self._tickets[call] = ticket
         try:
@@ -219,37 +208,47 @@ class LatentRouter:
                 f"layer {own.layer} of step {own.step} was finished or given up before"
             )
         try:
-            if not own.is_settled:
-                self.wait_any([own], deadline=own.deadline)
+            self._await(own)
             if own.error is not None:
                 raise own.error
             return self._combine(own)
         finally:
             self._forget(own)
 
+    def _await(self, ticket: RouterTicket) -> None:
+        while not ticket.is_settled:
+            self._receive_until(ticket.deadline, ticket)
+
+    def _receive_until(self, deadline: float, ticket: RouterTicket) -> None:
+        """Take in what comes next; a passed deadline is an error about `ticket`."""
+        if not self._links.receive(deadline) and time.monotonic() >= deadline:
+            raise TransportTimeoutError(
+                f"no answer from {', '.join(ticket.waiting_for)} for layer {ticket.layer}, "
+                f"step {ticket.step} before the deadline "
+                f"(router.dispatch_timeout_s is {self._settings.dispatch_timeout_s} s)"
+            )
+
     def _combine(self, ticket: RouterTicket) -> Tensor:
         plan = ticket.plan
         if self._settings.combine is Combine.CANONICAL:
-            sums_TL = self._pair_sum.combine(ticket.pair_answers(), plan.weights_P, plan.num_tokens)
+            sums_TL = self._sum.add_pairs(ticket.pair_answers(), plan.weights_P, plan.num_tokens)
         else:
-            sums_TL = add_partial_sums(
-                [PartialSum(part, sums) for part, sums in ticket.partial_sums()],
-                num_tokens=plan.num_tokens,
-                latent_size=self._settings.latent_size,
-            )
-        return sums_TL if ticket.device.type == "cpu" else sums_TL.to(ticket.device)
+            sums_TL = self._sum.add_partial_sums(ticket.partial_sums(), num_tokens=plan.num_tokens)
+        return sums_TL if ticket.device is None else sums_TL.to(ticket.device)
 
     def _wire_rows(self, z_TL: Tensor) -> Bytes:
         """Return latents as bytes, one row per token, on the CPU in wire dtype."""
-        settings = self._settings
-        if z_TL.ndim != 2 or z_TL.shape[1] != settings.latent_size:
-            raise RoutingError(
-                f"latents have shape {tuple(z_TL.shape)}, expected [tokens, {settings.latent_size}]"
-            )
-        wire = z_TL.to(TORCH_TYPES[settings.wire_dtype])
+        wire = z_TL if z_TL.dtype is self._wire_type else z_TL.to(self._wire_type)
         if wire.is_cuda:
             wire = wire.cpu()
-        rows: Bytes = wire.contiguous().view(torch.uint8).numpy()
+        if not wire.is_contiguous():
+            wire = wire.contiguous()
+        rows: Bytes = wire.view(torch.uint8).numpy()
+        if rows.ndim != 2 or rows.shape[1] != self._row_bytes:
+            raise RoutingError(
+                f"latents have shape {tuple(z_TL.shape)}, "
+                f"expected [tokens, {self._settings.latent_size}]"
+            )
         return rows
 
     def _send_part(self, ticket: RouterTicket, part: WorkerPart, latents: Bytes) -> None:
@@ -269,12 +268,7 @@ class LatentRouter:
             latent_size=settings.latent_size,
             wire_dtype=settings.wire_dtype,
             combine=settings.combine,
-            payload_bytes=dispatch_payload_bytes(
-                num_tokens=part.num_rows,
-                num_pairs=num_pairs,
-                latent_size=settings.latent_size,
-                wire_dtype=settings.wire_dtype,
-            ),
+            payload_bytes=part.num_rows * self._row_bytes + num_pairs * PAIR_BYTES,
         )
         rows = latents if part.rows_N is None else latents.take(part.rows_N, axis=0)
         payload = (rows.reshape(-1), part.pairs_3Q.reshape(-1).view("u1"))

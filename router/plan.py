@@ -10,9 +10,11 @@ logical experts, R most copies of an expert.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,7 +23,7 @@ from configs.ids import Epoch, WorkerId
 from router.placement import LayerPlacement
 from router.replica_choice import choose_replica
 
-ROW, EXPERT, WEIGHT = 0, 1, 2
+ROW, WEIGHT, EXPERT = 0, 1, 2
 """Rows of a pair array, which is the wire's layout (`router/frames.py`)."""
 NOBODY = -1
 
@@ -39,11 +41,12 @@ class LayerRoutes:
     """Worker index of each copy; `NOBODY` beyond the copies, and where there is none."""
     owner_E: NDArray[np.int64] | None
     """Worker index of the only copy; None when some expert has several."""
+    is_complete: bool
+    """Whether every expert has a copy that can be reached."""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerPart:
-    """What one expert worker gets of a dispatch."""
+class WorkerPart(msgspec.Struct, frozen=True, gc=False):
+    """What one expert worker gets of a dispatch. A msgspec struct, as one is made per frame."""
 
     worker: int
     """Index into `LayerRoutes.workers`."""
@@ -51,7 +54,7 @@ class WorkerPart:
     rows_N: NDArray[np.int64] | None
     """Tokens whose latents are sent, ascending; None for all."""
     pairs_3Q: NDArray[np.uint32]
-    """Row in the frame, logical expert, bits of the float32 weight. Contiguous."""
+    """Row in the frame, bits of the float32 weight, logical expert. Contiguous."""
     positions_Q: NDArray[np.int64] | None
     """Canonical position of each pair, ascending; None for all."""
 
@@ -61,8 +64,7 @@ class WorkerPart:
         return int(self.pairs_3Q.shape[1])
 
 
-@dataclass(frozen=True, slots=True)
-class DispatchPlan:
+class DispatchPlan(msgspec.Struct, frozen=True):
     """A dispatch, split by expert worker."""
 
     num_tokens: int
@@ -99,6 +101,7 @@ def index_placement(
         num_copies_E=np.array([len(copies) for copies in holders], np.int64),
         copies_ER=copies_ER,
         owner_E=np.ascontiguousarray(copies_ER[:, 0]) if most <= 1 else None,
+        is_complete=all(holders),
     )
 
 
@@ -126,12 +129,15 @@ def plan_dispatch(
     weights_P = pairs[WEIGHT].view(np.float32)
     if num_tokens == 0 or num_picks == 0:
         return DispatchPlan(num_tokens, num_picks, weights_P, ())
-    _check_distinct(pairs[EXPERT].reshape(num_picks, num_tokens), routes)
-    owner_P = _choose_owners(pairs, routes)
-    first = int(owner_P[0])
-    if len(routes.workers) == 1 or np.count_nonzero(owner_P != first) == 0:
-        part = WorkerPart(first, num_tokens, None, pairs, None)
+    experts_KT = pairs[EXPERT].reshape(num_picks, num_tokens)
+    _check_distinct(experts_KT, routes)
+    if routes.is_complete and len(routes.workers) == 1:
+        # Ascending along the picks, so the last ones tell whether all are known.
+        if np.maximum.reduce(experts_KT[-1]) >= len(routes.num_copies_E):
+            raise _unknown_expert(pairs, routes)
+        part = WorkerPart(0, num_tokens, None, pairs, None)
         return DispatchPlan(num_tokens, num_picks, weights_P, (part,))
+    owner_P = _choose_owners(pairs, routes)
     return DispatchPlan(
         num_tokens, num_picks, weights_P, _split(pairs, owner_P, num_tokens, len(routes.workers))
     )
@@ -149,10 +155,16 @@ def _canonical_pairs(
     halves[:, :, 1] = expert_ids_TK
     keys.sort(axis=1)
     pairs = np.empty((3, num_picks, num_tokens), np.uint32)
-    pairs[ROW] = np.arange(num_tokens, dtype=np.uint32)
-    pairs[EXPERT] = halves[:, :, 1].T
-    pairs[WEIGHT] = halves[:, :, 0].T
+    pairs[ROW] = _token_positions(num_tokens)
+    pairs[WEIGHT:] = halves.transpose(2, 1, 0)
     return pairs.reshape(3, num_picks * num_tokens)
+
+
+@functools.lru_cache(maxsize=64)
+def _token_positions(num_tokens: int) -> NDArray[np.uint32]:
+    positions = np.arange(num_tokens, dtype=np.uint32)
+    positions.flags.writeable = False
+    return positions
 
 
 def _check_distinct(experts_KT: NDArray[np.uint32], routes: LayerRoutes) -> None:
@@ -179,21 +191,25 @@ def _choose_owners(pairs: NDArray[np.uint32], routes: LayerRoutes) -> NDArray[np
             )
             owner_P = routes.copies_ER[experts_P, copy_P]
     except IndexError as exc:
-        num_experts = len(routes.num_copies_E)
-        at = int(np.flatnonzero(experts_P >= num_experts)[0])
-        # Ids travel as uint32: a negative one shows here as a large one.
-        expert = int(experts_P[at : at + 1].view(np.int32)[0])
-        raise RoutingError(
-            f"layer {routes.layer}: token {pairs[ROW, at]} picks expert {expert}, "
-            f"experts are 0..{num_experts - 1}"
-        ) from exc
-    if np.minimum.reduce(owner_P) == NOBODY:
+        raise _unknown_expert(pairs, routes) from exc
+    if not routes.is_complete and np.minimum.reduce(owner_P) == NOBODY:
         expert = int(experts_P[owner_P == NOBODY][0])
         raise WorkerError(
             f"layer {routes.layer}: no connected expert worker holds expert {expert} "
             f"(epoch {routes.epoch}); load it somewhere or connect its holder"
         )
     return owner_P
+
+
+def _unknown_expert(pairs: NDArray[np.uint32], routes: LayerRoutes) -> RoutingError:
+    num_experts = len(routes.num_copies_E)
+    at = int(np.flatnonzero(pairs[EXPERT] >= num_experts)[0])
+    # Ids travel as uint32: a negative one shows here as a large one.
+    expert = int(pairs[EXPERT, at : at + 1].view(np.int32)[0])
+    return RoutingError(
+        f"layer {routes.layer}: token {pairs[ROW, at]} picks expert {expert}, "
+        f"experts are 0..{num_experts - 1}"
+    )
 
 
 def _split(

@@ -11,18 +11,18 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from configs.errors import FrameError, ServingError
 from configs.ids import Generation, WorkerId
-from configs.numerics import Combine, FloatType
+from configs.numerics import Combine
+from router.combine import PartialSum
 from router.frames import FrameHeader
 from router.plan import DispatchPlan, LayerRoutes, WorkerPart
 from router.settings import RouterSettings
 from router.transport.base import Bytes, Frame
 
 Release = Callable[[Frame], None]
-TORCH_TYPES = {FloatType.FLOAT32: torch.float32, FloatType.BFLOAT16: torch.bfloat16}
+_NO_ANSWERS: Bytes = np.empty(0, np.uint8)
 
 
 class DispatchTicket(Protocol):
@@ -49,7 +49,7 @@ class RouterTicket:
         settings: RouterSettings,
         poll: Callable[[], object],
         deadline: float,
-        device: torch.device,
+        device: torch.device | None,
     ) -> None:
         """Wait for all parts of `plan`.
 
@@ -61,7 +61,7 @@ class RouterTicket:
             settings: The router's.
             poll: Takes in what has arrived, without blocking.
             deadline: When the answers must be there.
-            device: Where the latents came from.
+            device: Where the sum belongs; None for the CPU.
         """
         self.call = call
         self.generation = generation
@@ -128,20 +128,17 @@ class RouterTicket:
         self._rows[positions] = frame.payload.reshape(-1, row_bytes)
         release(frame)
 
-    def pair_answers(self) -> Tensor:
-        """Return the pair answers `[P, L]` in canonical order, wire dtype; valid until `close`."""
+    def pair_answers(self) -> Bytes:
+        """Return the pair answers `[P, L]` in canonical order, wire bytes, until `close`."""
         if self._rows is not None:
-            return self._as_rows(self._rows.reshape(-1))
-        if not self._held:
-            return torch.empty(0, self._settings.latent_size)
-        [(frame, _)] = self._held.values()
-        return self._as_rows(frame.payload)
+            return self._rows.reshape(-1)
+        for frame, _ in self._held.values():
+            return frame.payload
+        return _NO_ANSWERS
 
-    def partial_sums(self) -> list[tuple[WorkerPart, Tensor]]:
-        """Return the partial sums in worker order, wire dtype; valid until `close`."""
-        return [
-            (part, self._as_rows(self._held[part.worker][0].payload)) for part in self.plan.parts
-        ]
+    def partial_sums(self) -> list[PartialSum]:
+        """Return the partial sums in worker order; valid until `close`."""
+        return [PartialSum(part, self._held[part.worker][0].payload) for part in self.plan.parts]
 
     def close(self) -> None:
         """Release all frames. Idempotent."""
@@ -150,27 +147,17 @@ class RouterTicket:
         self._held.clear()
         self._rows = None
 
-    def _as_rows(self, payload: Bytes) -> Tensor:
-        dtype = TORCH_TYPES[self._settings.wire_dtype]
-        return torch.from_numpy(payload).view(dtype).view(-1, self._settings.latent_size)
-
     def _check(self, worker: WorkerId, part: WorkerPart, answer: FrameHeader) -> None:
-        expected = (
-            part.num_rows,
-            part.num_pairs,
-            self._settings.latent_size,
-            self._settings.wire_dtype,
-            self._settings.combine,
-        )
+        settings = self._settings
+        common = (settings.latent_size, settings.wire_dtype, settings.combine)
+        expected = (part.num_rows, part.num_pairs, common)
         found = (
             answer.num_tokens,
             answer.num_pairs,
-            answer.latent_size,
-            answer.wire_dtype,
-            answer.combine,
+            (answer.latent_size, answer.wire_dtype, answer.combine),
         )
         if found != expected:
             raise FrameError(
                 f"{worker} answered layer {self.layer}, step {self.step} with (tokens, pairs, "
-                f"latent, dtype, combine) {found}, expected {expected}"
+                f"(latent, dtype, combine)) {found}, expected {expected}"
             )

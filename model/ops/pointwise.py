@@ -22,12 +22,16 @@ SERIAL_ELEMENTS = 16_384
 
 
 def apply_pointwise(op: Callable[..., Tensor], *tensors: Tensor, numerics: Numerics) -> Tensor:
-    """Return `op(*tensors)` for an element-wise `op` and contiguous tensors of one shape.
+    """Return `op(*tensors)` for an element-wise `op` and tensors of one shape. Autograd-safe.
 
-    Autograd-safe. Under invariant numerics a long tensor is computed in serial pieces.
+    Under invariant numerics the tensors are made contiguous, because a loop over a view has a tail
+    in every row, and long ones are computed in serial pieces.
     """
     first = tensors[0]
-    if numerics is Numerics.FAST or first.numel() <= SERIAL_ELEMENTS or first.device.type != "cpu":
+    if numerics is Numerics.FAST or first.device.type != "cpu":
         return op(*tensors)
-    pieces = zip(*(tensor.reshape(-1).split(SERIAL_ELEMENTS) for tensor in tensors), strict=True)
+    whole = [tensor.contiguous() for tensor in tensors]
+    if first.numel() <= SERIAL_ELEMENTS:
+        return op(*whole)
+    pieces = zip(*(tensor.view(-1).split(SERIAL_ELEMENTS) for tensor in whole), strict=True)
     return torch.cat([op(*piece) for piece in pieces]).view(first.shape)

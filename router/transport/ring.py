@@ -57,6 +57,7 @@ class _Ring:
         self.capacity_bytes = num_bytes - _CONTROL_BYTES
         whole = np.frombuffer(self._map, np.uint8)
         self.data: Bytes = whole[_CONTROL_BYTES:]
+        self.view = self.data.data
         self.num_released = memoryview(self._map)[:8].cast("Q")
 
 
@@ -81,8 +82,9 @@ class RingWriter(_Ring):
             return None
         at = start
         for part in parts:
-            self.data[at : at + part.nbytes] = part
-            at += part.nbytes
+            end = at + part.nbytes
+            self.view[at:end] = part.data
+            at = end
         self._outstanding.append(start)
         self._head = start + num_bytes + -num_bytes % ALIGNMENT
         return start // ALIGNMENT

@@ -22,7 +22,6 @@ from router.frames import (
     decode_header,
     encode_header,
     read_place,
-    set_place,
 )
 from router.transport.base import Bytes, Frame
 from router.transport.buffers import BufferPool
@@ -83,15 +82,14 @@ class StreamLink:
                 f"frame for {self._peer} has {num_bytes} payload bytes, its header states "
                 f"{header.payload_bytes}"
             )
-        head = encode_header(header)
         placed = self._place_payload(parts, num_bytes) if num_bytes else None
-        if placed is not None:
-            encoded = bytearray(head)
-            set_place(encoded, place=placed[0], position=placed[1])
-            self._write([memoryview(encoded)], HEADER_BYTES, deadline)
-        else:
-            chunks = [memoryview(head), *(part.data for part in parts)]
+        if placed is None:
+            chunks = [memoryview(encode_header(header)), *(part.data for part in parts)]
             self._write(chunks, HEADER_BYTES + num_bytes, deadline)
+        else:
+            place, position = placed
+            head = encode_header(header, place=place, position=position)
+            self._write([memoryview(head)], HEADER_BYTES, deadline)
 
     def flush(self) -> bool:
         """Push queued bytes; see `Link.flush`."""
@@ -114,7 +112,8 @@ class StreamLink:
 
     def try_receive(self) -> Frame | None:
         """Return the next complete frame, or None; see `Link.try_receive`."""
-        self._check_open()
+        if self._closed:
+            self._check_open()
         header = self._header
         if header is None:
             if not self._read_header():

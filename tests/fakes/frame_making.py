@@ -64,6 +64,6 @@ def pair_bytes(rows: list[int], experts: list[int], weights: list[float]) -> Byt
     """Pair records of a dispatch payload."""
     pairs = np.empty((3, len(rows)), np.uint32)
     pairs[0] = rows
-    pairs[1] = experts
-    pairs[2] = np.array(weights, np.float32).view(np.uint32)
+    pairs[2] = experts
+    pairs[1] = np.array(weights, np.float32).view(np.uint32)
     return pairs.reshape(-1).view(np.uint8)

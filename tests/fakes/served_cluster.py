@@ -97,10 +97,16 @@ class ServedCluster:
         return [process for process in self._seen.values() if process.is_running()]
 
     def _is_ours(self, process: psutil.Process) -> bool:
-        # A child of any depth inherits the temporary folder; Ray renames its processes, which
-        # hides their arguments but not their environment.
+        # Children of any depth inherit a temporary folder in ours. Programs that write their title
+        # over their environment name a file in it, or are children of one that does neither.
         try:
-            return process.environ().get("TMPDIR") == str(self.temporary)
+            if process.pid in self._seen:
+                return self._seen[process.pid] == process
+            return (
+                str(self.temporary) in process.environ().get("TMPDIR", "")
+                or str(self.temporary) in " ".join(process.cmdline())
+                or any(parent.pid in self._seen for parent in process.parents())
+            )
         except psutil.Error:
             return False
 
@@ -112,7 +118,7 @@ class ServedCluster:
 
     def leftovers(self) -> list[str]:
         """Name every process, socket and file of the launch that outlived it."""
-        left = [f"process {p.pid} {p.name()}" for p in self.processes() if p.is_running()]
+        left = [f"process {p.pid} {p.name()} {p.cmdline()}" for p in self.processes()]
         left += [f"file {path}" for path in self.temporary.rglob("*")]
         left += [f"socket {path}" for path in self.data_dir.rglob("*") if path.is_socket()]
         left += [f"memory {path}" for path in set(SHARED_MEMORY.iterdir()) - self._memory_before]

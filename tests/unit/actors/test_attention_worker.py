@@ -209,6 +209,21 @@ def test_a_score_is_held_while_its_gateway_does_not_read(rig: Rig) -> None:
     assert sink.wait_for_end(key("s")).reason is EndReason.FINISHED
 
 
+def test_a_sink_that_fails_loses_its_gateway_only(rig: Rig) -> None:
+    class BrokenSink(RecordingSink):
+        def send(self, report: object) -> None:
+            raise OSError("no space")
+
+    sink = RecordingSink()
+    rig.worker.connect(G1, BrokenSink())
+    rig.worker.connect(G2, sink)
+    rig.worker.handle(G1, submit("a", [1], ENDLESS))
+    rig.worker.handle(G2, submit("b", [2], 4))
+    assert sink.wait_for_end(key("b")).reason is EndReason.FINISHED
+    rig.settle()
+    assert rig.engine_rig.engine.num_live == 0
+
+
 def test_an_action_runs_on_the_engine_thread_and_its_result_comes_back(rig: Rig) -> None:
     future = rig.worker.call(threading.current_thread)
     assert future.result(WAIT_S) is rig.thread

@@ -6,6 +6,7 @@ from configs.environment import (
     prepare_for_attached_ray,
     prepare_for_private_ray,
     temporary_folder,
+    use_temporary_folder,
 )
 from configs.errors import ConfigError
 
@@ -35,3 +36,9 @@ def test_attaching_leaves_authentication_to_the_user():
 
 def test_temporary_folder_exists():
     assert temporary_folder().is_dir()
+
+
+def test_children_are_given_the_temporary_folder(tmp_path):
+    variables = {"TMPDIR": "/elsewhere"}
+    use_temporary_folder(tmp_path, variables)
+    assert variables == {"TMPDIR": str(tmp_path)}
