@@ -18,40 +18,33 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, Literal, Protocol
+from typing import Final, Protocol
 
-from actors.attention_worker_actor import AttentionWorkerActor
-from actors.expert_worker_actor import ExpertWorkerActor
 from actors.worker_settings import NODE_HOST
-from actors.worker_stats import WorkerIdentity
 from cluster.api.client import LatentmeshClient
 from cluster.api.gateway_settings import BoundAddresses
 from cluster.api.listening import bind_tcp
 from cluster.data_folder import DataFolder
-from cluster.launch_plan import LOOPBACK, LaunchPlan, plan_gateway, plan_launch
+from cluster.launch_plan import LOOPBACK, plan_gateway, plan_launch
 from cluster.ray_gateway import (
     GatewayApplication,
     RayGateway,
-    WorkerCall,
     WorkerHandle,
-    actor_name,
 )
 from cluster.ready_record import ReadyRecord, remove_record, write_record
 from cluster.run_folder import RunFolder
 from cluster.serve_gateway import GatewayReplica
-from cluster.state_store import ClusterRecord, FencingToken, StateStore, WorkerRecord
+from cluster.state_store import ClusterRecord, StateStore
 from cluster.stop_request import StopRequest, StopRequestedError
 from cluster.unwinding import Unwinding
 from cluster.valkey import EmbeddedValkey
+from cluster.worker_pools import LOAD_TIMEOUT_S, WorkerPools
 from configs.environment import use_temporary_folder
 from configs.errors import ServingError, WorkerError
-from configs.ids import ClusterId, Generation, WorkerId
+from configs.ids import ClusterId, WorkerId
 from configs.resolve import ResolvedConfig
 from model.dims import ModelDims
-from router.membership import ExpertWorkerInfo, Membership
 
-LOAD_TIMEOUT_S: Final = 3600.0
-"""Reading a trillion-parameter checkpoint from network storage takes tens of minutes."""
 GATEWAY_TIMEOUT_S: Final = 120.0
 STOP_STEP_TIMEOUT_S: Final = 15.0
 _MARGIN_S: Final = 10.0
@@ -168,7 +161,9 @@ class Launch:
         )
 
         self._begin("loading weights")
-        experts, attention = self._create_workers(ray, plan)
+        pools = WorkerPools(ray, plan, self._unwinding)
+        pools.create(device=self._order.resolved.device)
+        # The replica comes up beside the workers and waits for them.
         deploying = ray.deploy(
             GatewayReplica,
             plan_gateway(
@@ -183,12 +178,20 @@ class Launch:
             name=f"latentmesh-{self.cluster}",
         )
         self._unwinding.add("removing the gateway", partial(_retire_gateway, ray, deploying))
-        self._join_workers(ray, plan, experts, attention, store, token)
+        pools.load(tick=self._stop.check_asked)
+
+        self._begin("connecting workers")
+        pools.connect(
+            store,
+            token,
+            timeout_s=self._serving.router.connect_timeout_s,
+            tick=self._stop.check_asked,
+        )
 
         self._begin("starting the gateway")
         bound = self._open_gateway(deploying)
         self._announce(ray, bound)
-        return [*attention, *experts]
+        return pools.handles
 
     def _begin(self, text: str) -> None:
         self._stop.check_asked()
@@ -221,91 +224,6 @@ class Launch:
             store.forget_other_clusters()
         return store
 
-    def _create_workers(
-        self, ray: RayGateway, plan: LaunchPlan
-    ) -> tuple[list[WorkerHandle], list[WorkerHandle]]:
-        """Create all actors; their processes come up side by side."""
-        num_workers = len(plan.experts) + len(plan.attention)
-        num_gpus = 0.0
-        if self._order.resolved.device == "cuda":
-            num_gpus = min(1.0, ray.num_gpus() / num_workers)
-        create = partial(ray.create_worker, cluster=self.cluster, num_gpus=num_gpus)
-        experts: list[WorkerHandle] = []
-        attention: list[WorkerHandle] = []
-        if not ray.is_private:
-            # The processes of a private cluster end with it.
-            self._unwinding.add("removing expert workers", lambda: ray.remove_workers(experts))
-            self._unwinding.add("removing attention workers", lambda: ray.remove_workers(attention))
-        experts.extend(
-            create(ExpertWorkerActor, worker=settings.worker, settings=settings)
-            for settings in plan.experts
-        )
-        attention.extend(
-            create(AttentionWorkerActor, worker=settings.worker, settings=settings)
-            for settings in plan.attention
-        )
-        return experts, attention
-
-    def _join_workers(
-        self,
-        ray: RayGateway,
-        plan: LaunchPlan,
-        experts: Sequence[WorkerHandle],
-        attention: Sequence[WorkerHandle],
-        store: StateStore,
-        token: FencingToken,
-    ) -> None:
-        """Load all workers, write down the membership and the placement, connect."""
-        loaded = ray.call_all(
-            [
-                *(WorkerCall(handle, "load", (plan.placement,)) for handle in experts),
-                *(WorkerCall(handle, "load") for handle in attention),
-            ],
-            timeout_s=LOAD_TIMEOUT_S,
-            tick=self._stop.check_asked,
-        )
-        # Attention workers go first, so that nobody dispatches to an expert worker that has gone.
-        self._unwinding.add("stopping expert workers", partial(_stop_workers, ray, experts))
-        self._unwinding.add("stopping attention workers", partial(_stop_workers, ray, attention))
-        answers: list[tuple[WorkerIdentity, ExpertWorkerInfo]] = loaded[: len(experts)]
-        identities: list[WorkerIdentity] = loaded[len(experts) :]
-        membership = Membership(
-            generation=Generation(1), expert_workers=tuple(info for _, info in answers)
-        )
-        store.write_membership(membership, token=token)
-        store.write_layers(plan.placement.layers, token=token)
-        self._begin("connecting workers")
-        addresses: list[str] = ray.call_all(
-            [WorkerCall(handle, "connect", (membership, plan.placement)) for handle in attention],
-            timeout_s=2 * self._serving.router.connect_timeout_s + _MARGIN_S,
-            tick=self._stop.check_asked,
-        )
-        store.write_workers(
-            [
-                *(self._record(identity, "expert", info.addresses) for identity, info in answers),
-                *(
-                    self._record(identity, "attention", (address,))
-                    for identity, address in zip(identities, addresses, strict=True)
-                ),
-            ],
-            token=token,
-        )
-
-    def _record(
-        self,
-        identity: WorkerIdentity,
-        role: Literal["attention", "expert"],
-        addresses: tuple[str, ...],
-    ) -> WorkerRecord:
-        return WorkerRecord(
-            worker=identity.worker,
-            role=role,
-            actor=actor_name(self.cluster, identity.worker),
-            node_id=identity.node_id,
-            pid=identity.pid,
-            addresses=addresses,
-        )
-
     def _open_gateway(self, deploying: Future[GatewayApplication]) -> BoundAddresses:
         deadline = time.monotonic() + GATEWAY_TIMEOUT_S
         application = self._wait_deployed(deploying, deadline)
@@ -313,7 +231,7 @@ class Launch:
             "bound", timeout_s=GATEWAY_TIMEOUT_S, tick=self._stop.check_asked
         )
         drain_s = self._serving.api.drain_timeout_s + _MARGIN_S
-        self._unwinding.add("draining", partial(self._drain, application, drain_s))
+        self._unwinding.add("closing the gateway", partial(self._close, application, drain_s))
         with LatentmeshClient(bound.grpc) as client:
             client.wait_ready(GATEWAY_TIMEOUT_S)
         return bound
@@ -359,13 +277,15 @@ class Launch:
                 _logger.error("worker %s is gone: %s", worker, reason)
                 self._reporter.worker_gone(worker, reason)
 
-    def _drain(self, application: GatewayApplication, timeout_s: float) -> None:
+    def _close(self, application: GatewayApplication, drain_s: float) -> None:
+        """Drain unless asked twice, then close: clients hear of it before any worker goes."""
         try:
-            application.call("drain", timeout_s=timeout_s, tick=self._stop.check_asked_twice)
+            application.call("drain", timeout_s=drain_s, tick=self._stop.check_asked_twice)
         except StopRequestedError:
             _logger.warning("asked twice: running requests are ended")
         except ServingError as exc:
             _logger.warning("not drained: %s", exc)
+        _close_servers(application)
 
 
 def _retire_gateway(ray: RayGateway, deploying: Future[GatewayApplication]) -> None:
@@ -375,21 +295,17 @@ def _retire_gateway(ray: RayGateway, deploying: Future[GatewayApplication]) -> N
     except (FutureTimeoutError, ServingError):
         # It never came up; a private cluster takes what there is of it along.
         return
-    try:
-        application.call("stop", timeout_s=STOP_STEP_TIMEOUT_S, tick=_no_tick)
-    except ServingError as exc:
-        _logger.warning("the gateway did not close: %s", exc)
+    _close_servers(application)
     if not ray.is_private:
         application.delete()
 
 
-def _stop_workers(ray: RayGateway, handles: Sequence[WorkerHandle]) -> None:
-    for handle in handles:
-        try:
-            ray.call_all([WorkerCall(handle, "stop")], timeout_s=STOP_STEP_TIMEOUT_S, tick=_no_tick)
-        except ServingError as exc:
-            # Gone already, or stuck: its process is ended next.
-            _logger.warning("worker %s did not stop: %s", handle.worker, exc)
+def _close_servers(application: GatewayApplication) -> None:
+    try:
+        application.call("stop", timeout_s=STOP_STEP_TIMEOUT_S, tick=_no_tick)
+    except ServingError as exc:
+        # A replica that is gone has no servers either.
+        _logger.warning("the gateway did not close: %s", exc)
 
 
 def _no_tick() -> None:

@@ -47,18 +47,26 @@ class _Ring:
             FrameError: The file is too small to be a ring, or can still be shrunk.
         """
         num_bytes = os.fstat(descriptor).st_size
-        seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
+        try:
+            seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
+        except OSError:  # not a file that can have seals
+            seals = 0
         if num_bytes <= _CONTROL_BYTES or not seals & fcntl.F_SEAL_SHRINK:
             raise FrameError(
                 f"shared memory of {num_bytes} bytes with seals {seals} is no ring; "
                 f"it needs more than {_CONTROL_BYTES} bytes and a seal against shrinking"
             )
-        self._map = mmap.mmap(descriptor, num_bytes)
+        mapping = mmap.mmap(descriptor, num_bytes)
         self.capacity_bytes = num_bytes - _CONTROL_BYTES
-        whole = np.frombuffer(self._map, np.uint8)
-        self.data: Bytes = whole[_CONTROL_BYTES:]
+        self.data: Bytes = np.frombuffer(mapping, np.uint8)[_CONTROL_BYTES:]
         self.view = self.data.data
-        self.num_released = memoryview(self._map)[:8].cast("Q")
+        self.num_released = memoryview(mapping)[:8].cast("Q")
+
+    def close(self) -> None:
+        """Let go of the memory; it is freed with the last payload that is still looked at."""
+        self.data = np.empty(0, np.uint8)
+        self.view = self.data.data
+        self.num_released = memoryview(bytearray(8)).cast("Q")
 
 
 class RingWriter(_Ring):

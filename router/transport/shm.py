@@ -62,6 +62,12 @@ class ShmLink(StreamLink):
         else:
             super().release(frame)
 
+    def close(self) -> None:
+        """End the link; see `Link.close`."""
+        super().close()
+        self._outgoing.close()
+        self._incoming.close()
+
 
 def listen_shm(*, worker: WorkerId, directory: Path) -> SocketListener:
     """Listen on a Unix socket in `directory`, which is made if it is missing.

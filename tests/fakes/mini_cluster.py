@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,7 +69,9 @@ class MiniExpert:
         self.worker = worker
         self.info = worker.listen(directory=directory, host="127.0.0.1", transports=(transport,))
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=worker.serve, args=(self._stop,))
+        self._thread = threading.Thread(
+            target=_compute_alone, args=(lambda: worker.serve(self._stop),)
+        )
         self._thread.start()
 
     def end(self) -> None:
@@ -176,9 +178,16 @@ def mini_cluster(
         yield MiniCluster(attention, experts)
 
 
+def _compute_alone(run: Callable[[], None]) -> None:
+    # The number of threads of a matrix product belongs to the thread that asks for it, and several
+    # workers that each spin on all cores of a small machine stand in each other's way.
+    torch.set_num_threads(1)
+    run()
+
+
 @contextmanager
 def _running(worker: AttentionWorker, router: LatentRouter) -> Iterator[None]:
-    thread = threading.Thread(target=worker.run)
+    thread = threading.Thread(target=_compute_alone, args=(worker.run,))
     thread.start()
     try:
         yield
