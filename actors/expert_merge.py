@@ -21,7 +21,7 @@ from configs.errors import FrameError
 from configs.numerics import Combine, FloatType
 from router.combine import TORCH_TYPES
 from router.frames import PAIR_BYTES, FrameHeader, FrameKind
-from router.plan import EXPERT, ROW, WEIGHT
+from router.pairs import EXPERT, ROW, WEIGHT
 from router.transport.base import Bytes, Frame
 
 MAX_FAILURE_BYTES = 4096

@@ -193,6 +193,8 @@ class ExpertStore:
             experts whose weights were read.
         """
         settings = self._settings
+        if not batch.rows_P.size:
+            return torch.empty(0, settings.latent_size, dtype=settings.dtype), 0
         slots = self._layers[batch.layer]
         order_P = batch.experts_P.argsort(kind="stable")
         starts = _run_starts(batch.experts_P.take(order_P))

@@ -5,8 +5,7 @@ the other, so that the bits do not depend on workers, placement or arrival. Prod
 separate operations: a fused one would round differently in vectors and in tails. Presum: the
 partial sums are added in ascending worker order.
 
-Shapes: T tokens, K picks per token, P = K T pairs in canonical order (`router/plan.py`), L latent,
-N tokens of one worker's part.
+Shapes: T tokens, K picks per token, P = K T pairs, L latent, N tokens of one worker's part.
 """
 
 from __future__ import annotations
@@ -47,23 +46,32 @@ class LatentSum:
         self._scratch = torch.empty(max(_BLOCK_VALUES, latent_size))
         self._scratch_array: NDArray[np.float32] = self._scratch.numpy()
 
-    def add_pairs(self, answers: Bytes, weights_P: NDArray[np.float32], num_tokens: int) -> Tensor:
+    def add_pairs(
+        self,
+        answers: Bytes,
+        *,
+        order_P: NDArray[np.int64],
+        weights_P: NDArray[np.float32],
+        num_tokens: int,
+    ) -> Tensor:
         """Return the weighted sums `[T, L]`, float32.
 
         Args:
-            answers: Pair answers in canonical order, wire dtype, as flat bytes.
-            weights_P: Routing weights in the same order.
+            answers: Pair answers, wire dtype, as flat bytes.
+            order_P: Where in `answers` each pair of the canonical order stands (`rank_pairs`).
+            weights_P: Routing weights in canonical order.
             num_tokens: T; P is a multiple of it.
         """
-        latent_size = self._latent_size
-        sums = np.empty((num_tokens, latent_size), np.float32)
-        num_values = weights_P.size * latent_size
+        sums = np.empty((num_tokens, self._latent_size), np.float32)
+        num_values = weights_P.size * self._latent_size
         if num_values == 0:
             sums.fill(0.0)
-        elif num_values <= self._scratch_array.size:
-            self._add_at_once(answers, weights_P, sums)
+            return torch.from_numpy(sums)
+        rows = answers.reshape(weights_P.size, -1)
+        if num_values <= self._scratch_array.size:
+            self._add_at_once(rows, order_P, weights_P, sums)
         else:
-            self._add_in_blocks(answers, weights_P, sums)
+            self._add_in_blocks(rows, order_P, weights_P, sums)
         return torch.from_numpy(sums)
 
     def add_partial_sums(self, partial_sums: Sequence[PartialSum], *, num_tokens: int) -> Tensor:
@@ -83,15 +91,18 @@ class LatentSum:
         return sums_TL
 
     def _add_at_once(
-        self, answers: Bytes, weights_P: NDArray[np.float32], sums: NDArray[np.float32]
+        self,
+        rows: Bytes,
+        order_P: NDArray[np.int64],
+        weights_P: NDArray[np.float32],
+        sums: NDArray[np.float32],
     ) -> None:
         """Sum pairs that all fit the working memory."""
-        num_picks = weights_P.size // sums.shape[0]
         num_values = weights_P.size * self._latent_size
         scratch = self._scratch[:num_values]
-        scratch.copy_(torch.from_numpy(answers).view(self._type))
-        scratch_PL = scratch.view(-1, self._latent_size)
-        scratch_PL.mul_(torch.from_numpy(weights_P[:, None]))
+        scratch.copy_(torch.from_numpy(rows.take(order_P, axis=0).reshape(-1)).view(self._type))
+        scratch.view(-1, self._latent_size).mul_(torch.from_numpy(weights_P[:, None]))
+        num_picks = weights_P.size // sums.shape[0]
         terms = self._scratch_array[:num_values].reshape(num_picks, -1)
         total = sums.reshape(-1)
         if num_picks == 1:
@@ -102,22 +113,26 @@ class LatentSum:
             np.add(total, terms[pick], total)
 
     def _add_in_blocks(
-        self, answers: Bytes, weights_P: NDArray[np.float32], sums: NDArray[np.float32]
+        self,
+        rows: Bytes,
+        order_P: NDArray[np.int64],
+        weights_P: NDArray[np.float32],
+        sums: NDArray[np.float32],
     ) -> None:
         """Sum in blocks of tokens, pick by pick; the order of a token's terms stays the same."""
         num_tokens, latent_size = sums.shape
-        answers_KTL = torch.from_numpy(answers).view(self._type).view(-1, num_tokens, latent_size)
-        weights_KT1 = torch.from_numpy(weights_P.reshape(-1, num_tokens, 1))
+        weights_P1 = torch.from_numpy(weights_P[:, None])
         step = max(1, self._scratch_array.size // (4 * latent_size))
         for start in range(0, num_tokens, step):
-            stop = min(start + step, num_tokens)
-            block = sums[start:stop]
-            term_NL = self._scratch[: block.size].view(stop - start, latent_size)
-            term = self._scratch_array[: block.size].reshape(stop - start, latent_size)
-            for pick in range(answers_KTL.shape[0]):
-                term_NL.copy_(answers_KTL[pick, start:stop])
-                term_NL.mul_(weights_KT1[pick, start:stop])
-                if pick == 0:
+            block = sums[start : start + step]
+            term_NL = self._scratch[: block.size].view(-1, latent_size)
+            term = self._scratch_array[: block.size].reshape(-1, latent_size)
+            for first in range(start, weights_P.size, num_tokens):
+                last = first + block.shape[0]
+                answers = torch.from_numpy(rows.take(order_P[first:last], axis=0))
+                term_NL.copy_(answers.view(self._type))
+                term_NL.mul_(weights_P1[first:last])
+                if first == start:
                     np.copyto(block, term)
                 else:
                     np.add(block, term, block)

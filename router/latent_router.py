@@ -10,14 +10,15 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from configs.errors import (
     FrameError,
     PlacementError,
     RoutingError,
-    ServingError,
     TransportTimeoutError,
     WorkerError,
 )
@@ -26,14 +27,17 @@ from configs.numerics import Combine
 from router.combine import TORCH_TYPES, LatentSum
 from router.frames import HEADER_BYTES, PAIR_BYTES, FrameHeader, FrameKind
 from router.membership import Membership
-from router.placement import Placement
-from router.plan import LayerRoutes, WorkerPart, index_placement, plan_dispatch
+from router.pairs import WEIGHT, list_pairs, rank_pairs
+from router.placement import LayerPlacement, Placement
+from router.plan import WorkerPart, plan_dispatch
+from router.routes import LayerRoutes, index_placement
 from router.settings import RouterCounters, RouterSettings
 from router.ticket import DispatchTicket, RouterTicket
 from router.transport.base import Bytes, Frame, Link
 from router.worker_links import WorkerLinks
 
 _MAX_ATTEMPT = (1 << 16) - 1
+_NO_ORDER: NDArray[np.int64] = np.empty(0, np.int64)
 
 
 class LatentRouter:
@@ -51,7 +55,7 @@ class LatentRouter:
             worker=worker, settings=settings, on_frame=self._take_frame, on_lost=self._lose_worker
         )
         self._generation = Generation(0)
-        self._placement = Placement(layers=())
+        self._placement: dict[int, LayerPlacement] = {}
         self._routes: dict[int, LayerRoutes] = {}
         self._tickets: dict[tuple[int, int, int, int], RouterTicket] = {}
         self._attempt = 0
@@ -103,15 +107,15 @@ class LatentRouter:
         try:
             self._links.connect(membership)
         finally:
-            self._index_placement()
+            self._routes.clear()
 
     def set_placement(self, placement: Placement) -> None:
         """Use `placement` for dispatches that begin from now on. Call between steps.
 
         Copies on workers that are not connected are not used.
         """
-        self._placement = placement
-        self._index_placement()
+        self._placement = {placed.layer: placed for placed in placement.layers}
+        self._routes.clear()
 
     def lane(self, *, step: int, lane: int) -> RouterLane:
         """Return the dispatcher of one lane (micro-batch) of a step."""
@@ -167,37 +171,43 @@ class LatentRouter:
             RoutingError: The choices cannot be dispatched, or the call is already in flight.
             WorkerError: A worker that is needed is gone.
         """
-        routes = self._routes.get(layer)
-        if routes is None:
-            raise PlacementError(f"layer {layer} has no placement; placed: {sorted(self._routes)}")
+        routes = self._layer_routes(layer)
         call = (step, layer, lane, self._attempt)
         if call in self._tickets:
             raise RoutingError(f"layer {layer} of step {step}, lane {lane} is already in flight")
         latents = self._wire_rows(z_TL)
         if z_TL.is_cuda:
             expert_ids_TK, weights_TK = expert_ids_TK.cpu(), weights_TK.cpu()
-        plan = plan_dispatch(expert_ids_TK.numpy(), weights_TK.numpy(), routes)
-        if plan.num_tokens != latents.shape[0]:
+        pairs = list_pairs(expert_ids_TK.numpy(), weights_TK.numpy(), layer=layer)
+        num_tokens = expert_ids_TK.shape[0]
+        if num_tokens != latents.shape[0]:
             raise RoutingError(
-                f"layer {layer}: {latents.shape[0]} latents but choices for {plan.num_tokens}"
+                f"layer {layer}: {latents.shape[0]} latents but choices for {num_tokens}"
             )
+        is_canonical = self._settings.combine is Combine.CANONICAL
+        if not is_canonical:
+            # Expert workers add the pairs of a token in the order they come.
+            pairs = pairs.take(rank_pairs(pairs, num_tokens, routes), axis=1)
+        plan = plan_dispatch(pairs, num_tokens, routes)
+        deadline = time.monotonic() + self._settings.dispatch_timeout_s
+        for part in plan.parts:
+            self._send_part(call, routes, part, latents, deadline)
+        # The rest is not needed before the answers: it is done while the expert workers compute.
+        # After an error here those answers find no ticket and are ignored.
+        order_P = rank_pairs(pairs, num_tokens, routes) if is_canonical else _NO_ORDER
         ticket = RouterTicket(
             call=call,
             generation=self._generation,
             plan=plan,
+            order_P=order_P,
+            weights_P=pairs[WEIGHT].view(np.float32).take(order_P),
             routes=routes,
             settings=self._settings,
             poll=self._poll,
-            deadline=time.monotonic() + self._settings.dispatch_timeout_s,
+            deadline=deadline,
             device=z_TL.device if z_TL.is_cuda else None,
         )
         self._tickets[call] = ticket
-        try:
-            for part in plan.parts:
-                self._send_part(ticket, part, latents)
-        except ServingError:
-            self._forget(ticket)
-            raise
         return ticket
 
     def finish(self, ticket: DispatchTicket) -> Tensor:
@@ -231,7 +241,12 @@ class LatentRouter:
     def _combine(self, ticket: RouterTicket) -> Tensor:
         plan = ticket.plan
         if self._settings.combine is Combine.CANONICAL:
-            sums_TL = self._sum.add_pairs(ticket.pair_answers(), plan.weights_P, plan.num_tokens)
+            sums_TL = self._sum.add_pairs(
+                ticket.pair_answers(),
+                order_P=ticket.order_P,
+                weights_P=ticket.weights_P,
+                num_tokens=plan.num_tokens,
+            )
         else:
             sums_TL = self._sum.add_partial_sums(ticket.partial_sums(), num_tokens=plan.num_tokens)
         return sums_TL if ticket.device is None else sums_TL.to(ticket.device)
@@ -251,14 +266,21 @@ class LatentRouter:
             )
         return rows
 
-    def _send_part(self, ticket: RouterTicket, part: WorkerPart, latents: Bytes) -> None:
+    def _send_part(
+        self,
+        call: tuple[int, int, int, int],
+        routes: LayerRoutes,
+        part: WorkerPart,
+        latents: Bytes,
+        deadline: float,
+    ) -> None:
         settings = self._settings
-        step, layer, lane, attempt = ticket.call
+        step, layer, lane, attempt = call
         num_pairs = part.num_pairs
         header = FrameHeader(
             kind=FrameKind.DISPATCH,
-            generation=ticket.generation,
-            epoch=ticket.routes.epoch,
+            generation=self._generation,
+            epoch=routes.epoch,
             step=step,
             layer=layer,
             lane=lane,
@@ -272,9 +294,7 @@ class LatentRouter:
         )
         rows = latents if part.rows_N is None else latents.take(part.rows_N, axis=0)
         payload = (rows.reshape(-1), part.pairs_3Q.reshape(-1).view("u1"))
-        self._links.send(
-            ticket.routes.workers[part.worker], header, payload, deadline=ticket.deadline
-        )
+        self._links.send(routes.workers[part.worker], header, payload, deadline=deadline)
         self._frames_out += 1
         self._tokens_out += part.num_rows
         self._pairs_out += num_pairs
@@ -301,13 +321,16 @@ class LatentRouter:
             except FrameError as exc:
                 ticket.error = exc
             return
-        text = frame.payload.tobytes().decode(errors="replace")
+        where = f"layer {header.layer}, step {header.step}"
+        if header.kind is FrameKind.FAILURE:
+            text = frame.payload.tobytes().decode(errors="replace")
+            ticket.error = WorkerError(f"{link.peer} failed at {where}: {text}")
+        else:
+            ticket.error = WorkerError(f"{link.peer} answered {where} with a dispatch")
         link.release(frame)
-        ticket.error = WorkerError(
-            f"{link.peer} failed at layer {header.layer}, step {header.step}: {text}"
-        )
 
     def _lose_worker(self, worker: WorkerId, reason: str) -> None:
+        self._routes.clear()
         for ticket in self._tickets.values():
             if ticket.error is None and ticket.expects(worker):
                 ticket.error = WorkerError(
@@ -318,11 +341,18 @@ class LatentRouter:
         self._tickets.pop(ticket.call, None)
         ticket.close()
 
-    def _index_placement(self) -> None:
-        self._routes = {
-            layer.layer: index_placement(layer, connected=self._links.workers)
-            for layer in self._placement.layers
-        }
+    def _layer_routes(self, layer: int) -> LayerRoutes:
+        """Return the routes of a layer, made anew after a change of links or placement."""
+        routes = self._routes.get(layer)
+        if routes is None:
+            placement = self._placement.get(layer)
+            if placement is None:
+                raise PlacementError(
+                    f"layer {layer} has no placement; placed: {sorted(self._placement)}"
+                )
+            routes = index_placement(placement, connected=self._links.workers)
+            self._routes[layer] = routes
+        return routes
 
 
 class RouterLane:

@@ -11,13 +11,15 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from configs.errors import FrameError, ServingError
 from configs.ids import Generation, WorkerId
 from configs.numerics import Combine
 from router.combine import PartialSum
 from router.frames import FrameHeader
-from router.plan import DispatchPlan, LayerRoutes, WorkerPart
+from router.plan import DispatchPlan, WorkerPart
+from router.routes import LayerRoutes
 from router.settings import RouterSettings
 from router.transport.base import Bytes, Frame
 
@@ -45,6 +47,8 @@ class RouterTicket:
         call: tuple[int, int, int, int],
         generation: Generation,
         plan: DispatchPlan,
+        order_P: NDArray[np.int64],
+        weights_P: NDArray[np.float32],
         routes: LayerRoutes,
         settings: RouterSettings,
         poll: Callable[[], object],
@@ -57,6 +61,8 @@ class RouterTicket:
             call: (step, layer, lane, attempt).
             generation: Membership generation of the dispatch.
             plan: The dispatch.
+            order_P: Canonical order of its pairs.
+            weights_P: Their routing weights in that order.
             routes: Routes that the plan was made with.
             settings: The router's.
             poll: Takes in what has arrived, without blocking.
@@ -66,6 +72,8 @@ class RouterTicket:
         self.call = call
         self.generation = generation
         self.plan = plan
+        self.order_P = order_P
+        self.weights_P = weights_P
         self.routes = routes
         self.deadline = deadline
         self.device = device
@@ -124,12 +132,12 @@ class RouterTicket:
             return
         row_bytes = self._settings.latent_size * self._settings.wire_dtype.num_bytes
         if self._rows is None:
-            self._rows = np.empty((self.plan.weights_P.size, row_bytes), np.uint8)
+            self._rows = np.empty((self.plan.num_pairs, row_bytes), np.uint8)
         self._rows[positions] = frame.payload.reshape(-1, row_bytes)
         release(frame)
 
     def pair_answers(self) -> Bytes:
-        """Return the pair answers `[P, L]` in canonical order, wire bytes, until `close`."""
+        """Return the pair answers `[P, L]` in the order of the pairs, as wire bytes, until `close`."""
         if self._rows is not None:
             return self._rows.reshape(-1)
         for frame, _ in self._held.values():

@@ -219,13 +219,9 @@ class SmallModel:
         for part in parts:
             segments.append(part.segment(start=len(token_ids)))
             token_ids += part.token_ids
-        batch = StepBatch(
-            torch.tensor(token_ids), tuple(segments), torch.arange(len(token_ids))
-        )
+        batch = StepBatch(torch.tensor(token_ids), tuple(segments), torch.arange(len(token_ids)))
         with torch.inference_mode():
-            logits = drive(
-                self.decoder.run(batch, self.memory, ReferenceDispatcher(self.experts))
-            )
+            logits = drive(self.decoder.run(batch, self.memory, ReferenceDispatcher(self.experts)))
         return list(logits.split([len(part.token_ids) for part in parts]))
 
 
