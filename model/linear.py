@@ -36,7 +36,7 @@ def linear(x: Tensor, weight: Tensor, *, numerics: Numerics) -> Tensor:
     if num_rows == ROW_TILE:
         return functional.linear(x, weight)
     padded = pad_rows(x)
-    tiles = [functional.linear(tile, weight) for tile in padded.split(ROW_TILE)]
+    tiles = [functional.linear(tile, weight) for tile in torch.split(padded, ROW_TILE)]
     return torch.cat(tiles)[:num_rows] if tiles else x.new_zeros(0, weight.shape[0])
 
 

@@ -55,7 +55,7 @@ def attend_plainly(
         float32 `[T, H, V]`.
     """
     rank = k_up_HER.shape[2]
-    latent_LR, shared_LG = cache_LC.float().split([rank, cache_LC.shape[1] - rank], dim=1)
+    latent_LR, shared_LG = cache_LC[:, :rank].float(), cache_LC[:, rank:].float()
     keys_HLX = torch.cat(
         [latent_LR @ k_up_HER.float().transpose(1, 2), shared_LG.expand(len(k_up_HER), -1, -1)], 2
     )
@@ -63,7 +63,8 @@ def attend_plainly(
     positions_T = position + torch.arange(q_THX.shape[0], device=q_THX.device)
     is_hidden_TL = torch.arange(cache_LC.shape[0], device=q_THX.device) > positions_T[:, None]
     weights_HTL = scores_HTL.masked_fill(is_hidden_TL, -torch.inf).softmax(-1)
-    return (weights_HTL @ (latent_LR @ v_up_HVR.float().transpose(1, 2))).transpose(0, 1)
+    values_HLV = latent_LR @ v_up_HVR.float().transpose(1, 2)
+    return torch.matmul(weights_HTL, values_HLV).transpose(0, 1)
 
 
 def attend_expanded(
@@ -99,7 +100,7 @@ def attend_expanded(
     first_query = position - lead
     tiles = [
         _QueryTile(q_HQX.contiguous(), first_query + i * shape.num_queries)
-        for i, q_HQX in enumerate(q_HTX.split(shape.num_queries, dim=1))
+        for i, q_HQX in enumerate(torch.split(q_HTX, shape.num_queries, dim=1))
     ]
     for first_key in range(0, end, shape.num_keys):
         num_keys = shape.num_keys if is_invariant else min(shape.num_keys, end - first_key)
@@ -140,7 +141,7 @@ class _QueryTile:
     @property
     def last_position(self) -> int:
         """Position of the last query."""
-        return self._position + self._q_HQX.shape[1] - 1
+        return self._position + int(self._q_HQX.shape[1]) - 1
 
     def meet(
         self, keys_HXK: Tensor, values_HKV: Tensor, first_key: int, *, numerics: Numerics
@@ -170,7 +171,7 @@ class _QueryTile:
         """The attention result `[H, Q, V]`."""
         if self._sum is None:
             return self._q_HQX.new_zeros(0)
-        return self._sum / self._total
+        return torch.div(self._sum, self._total)
 
     def _causal_mask(self, scores_HQK: Tensor, first_key: int) -> Tensor:
         """`[Q, K]`: 0 where the query sees the key, -inf where not."""
@@ -228,6 +229,6 @@ def _multiply_heads(x_BHI: Tensor, weight_HIO: Tensor, *, numerics: Numerics) ->
         return torch.bmm(x_BHI.transpose(0, 1), weight_HIO).transpose(0, 1)
     tiles = [
         torch.bmm(tile.transpose(0, 1).contiguous(), weight_HIO).transpose(0, 1)
-        for tile in pad_rows(x_BHI).split(ROW_TILE)
+        for tile in torch.split(pad_rows(x_BHI), ROW_TILE)
     ]
     return torch.cat(tiles)[: x_BHI.shape[0]]

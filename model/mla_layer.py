@@ -58,7 +58,7 @@ class MlaLayer:
         if self._weights.q_down_norm is not None:
             q_TC = rms_norm(q_TC, self._weights.q_down_norm, eps=self._dims.norm_eps)
             q_TC = linear(q_TC, self._weights.q_up_proj, numerics=self._numerics)
-        return q_TC.unflatten(1, (self._dims.num_heads, -1))
+        return q_TC.reshape(q_TC.shape[0], self._dims.num_heads, -1)
 
     def _make_latents(self, kv_TC: Tensor) -> Tensor:
         """What the cache holds of each token: the normed latent, then the raw shared key."""

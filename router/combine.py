@@ -19,12 +19,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from configs.numerics import FloatType
+from router.pairs import PairOrder
 from router.plan import WorkerPart
+from router.staging import TORCH_TYPES, StagingRows
 from router.transport.base import Bytes
 
-TORCH_TYPES = {FloatType.FLOAT32: torch.float32, FloatType.BFLOAT16: torch.bfloat16}
+__all__ = ["TORCH_TYPES", "LatentSum", "PartialSum"]
+
 _BLOCK_VALUES = 1 << 17
-"""Float32 values worked on at once: few operations for small batches, in cache for large ones."""
+"""Values worked on at once: few operations for small batches, in cache for large ones."""
+_KEPT_SIZES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,24 @@ class PartialSum:
     """Sums `[N, L]`, wire dtype, as flat bytes; may be a view of a frame."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Workspace:
+    """Views of the working memory for one number of pairs; see `router/staging.py` for why."""
+
+    answers: Tensor
+    """`[P, L]`, wire dtype."""
+    answer_rows: Bytes
+    """The same memory as rows of bytes."""
+    terms: Tensor
+    """`[P, L]`, float32."""
+    terms_array: NDArray[np.float32]
+    """The same memory."""
+    weights: Tensor
+    """`[P, 1]`, float32."""
+    weights_array: NDArray[np.float32]
+    """The same memory, `[P]`."""
+
+
 class LatentSum:
     """Weighted sums and sums of answers. Keeps its working memory; owned by one thread."""
 
@@ -43,35 +65,32 @@ class LatentSum:
         """Prepare for answers of `latent_size` values of `wire_dtype`."""
         self._latent_size = latent_size
         self._type = TORCH_TYPES[wire_dtype]
-        self._scratch = torch.empty(max(_BLOCK_VALUES, latent_size))
-        self._scratch_array: NDArray[np.float32] = self._scratch.numpy()
+        self._staging = StagingRows(row_size=latent_size, wire_dtype=wire_dtype)
+        self._max_rows = max(1, _BLOCK_VALUES // latent_size)
+        self._staging.views(self._max_rows)
+        self._terms = torch.empty(self._max_rows, latent_size)
+        self._weights = torch.empty(self._max_rows, 1)
+        self._workspaces: dict[int, _Workspace] = {}
 
-    def add_pairs(
-        self,
-        answers: Bytes,
-        *,
-        order_P: NDArray[np.int64],
-        weights_P: NDArray[np.float32],
-        num_tokens: int,
-    ) -> Tensor:
+    def add_pairs(self, answers: Bytes, *, order: PairOrder, num_tokens: int) -> Tensor:
         """Return the weighted sums `[T, L]`, float32.
 
         Args:
             answers: Pair answers, wire dtype, as flat bytes.
-            order_P: Where in `answers` each pair of the canonical order stands (`rank_pairs`).
-            weights_P: Routing weights in canonical order.
+            order: Canonical order of the pairs.
             num_tokens: T; P is a multiple of it.
         """
         sums = np.empty((num_tokens, self._latent_size), np.float32)
-        num_values = weights_P.size * self._latent_size
-        if num_values == 0:
+        num_pairs = order.weights_P.size
+        if num_pairs == 0:
             sums.fill(0.0)
             return torch.from_numpy(sums)
-        rows = answers.reshape(weights_P.size, -1)
-        if num_values <= self._scratch_array.size:
-            self._add_at_once(rows, order_P, weights_P, sums)
+        rows = answers.reshape(num_pairs, -1)
+        if num_pairs <= self._max_rows:
+            terms = self._weigh(rows, order.positions_P, order.weights_P)
+            _add_in_order(terms.reshape(num_pairs // num_tokens, -1), sums.reshape(-1))
         else:
-            self._add_in_blocks(rows, order_P, weights_P, sums)
+            self._add_in_blocks(rows, order, sums)
         return torch.from_numpy(sums)
 
     def add_partial_sums(self, partial_sums: Sequence[PartialSum], *, num_tokens: int) -> Tensor:
@@ -90,49 +109,55 @@ class LatentSum:
                 total += values.float().numpy()
         return sums_TL
 
-    def _add_at_once(
-        self,
-        rows: Bytes,
-        order_P: NDArray[np.int64],
-        weights_P: NDArray[np.float32],
-        sums: NDArray[np.float32],
-    ) -> None:
-        """Sum pairs that all fit the working memory."""
-        num_values = weights_P.size * self._latent_size
-        scratch = self._scratch[:num_values]
-        scratch.copy_(torch.from_numpy(rows.take(order_P, axis=0).reshape(-1)).view(self._type))
-        scratch.view(-1, self._latent_size).mul_(torch.from_numpy(weights_P[:, None]))
-        num_picks = weights_P.size // sums.shape[0]
-        terms = self._scratch_array[:num_values].reshape(num_picks, -1)
-        total = sums.reshape(-1)
-        if num_picks == 1:
-            np.copyto(total, terms[0])
-            return
-        np.add(terms[0], terms[1], total)
-        for pick in range(2, num_picks):
-            np.add(total, terms[pick], total)
+    def _weigh(
+        self, rows: Bytes, positions: NDArray[np.int64], weights: NDArray[np.float32]
+    ) -> NDArray[np.float32]:
+        """Return weighted answers `[len(positions), L]`, valid until the next call."""
+        space = self._workspaces.get(positions.size)
+        if space is None:
+            space = self._make_workspace(positions.size)
+        rows.take(positions, 0, space.answer_rows, "clip")
+        space.weights_array[:] = weights
+        space.terms.copy_(space.answers)
+        space.terms.mul_(space.weights)
+        return space.terms_array
 
-    def _add_in_blocks(
-        self,
-        rows: Bytes,
-        order_P: NDArray[np.int64],
-        weights_P: NDArray[np.float32],
-        sums: NDArray[np.float32],
-    ) -> None:
-        """Sum in blocks of tokens, pick by pick; the order of a token's terms stays the same."""
-        num_tokens, latent_size = sums.shape
-        weights_P1 = torch.from_numpy(weights_P[:, None])
-        step = max(1, self._scratch_array.size // (4 * latent_size))
+    def _add_in_blocks(self, rows: Bytes, order: PairOrder, sums: NDArray[np.float32]) -> None:
+        """Sum in blocks of tokens and picks; the order of a token's terms stays the same."""
+        num_tokens = sums.shape[0]
+        step = max(1, self._max_rows // 4)
         for start in range(0, num_tokens, step):
             block = sums[start : start + step]
-            term_NL = self._scratch[: block.size].view(-1, latent_size)
-            term = self._scratch_array[: block.size].reshape(-1, latent_size)
-            for first in range(start, weights_P.size, num_tokens):
-                last = first + block.shape[0]
-                answers = torch.from_numpy(rows.take(order_P[first:last], axis=0))
-                term_NL.copy_(answers.view(self._type))
-                term_NL.mul_(weights_P1[first:last])
+            for first in range(start, order.weights_P.size, num_tokens):
+                picked = slice(first, first + block.shape[0])
+                terms = self._weigh(rows, order.positions_P[picked], order.weights_P[picked])
                 if first == start:
-                    np.copyto(block, term)
+                    np.copyto(block, terms)
                 else:
-                    np.add(block, term, block)
+                    np.add(block, terms, block)
+
+    def _make_workspace(self, num_pairs: int) -> _Workspace:
+        if len(self._workspaces) >= _KEPT_SIZES:
+            self._workspaces.clear()
+        answers, answer_rows = self._staging.views(num_pairs)
+        terms, weights = self._terms[:num_pairs], self._weights[:num_pairs]
+        space = _Workspace(
+            answers=answers,
+            answer_rows=answer_rows,
+            terms=terms,
+            terms_array=terms.numpy(),
+            weights=weights,
+            weights_array=weights.numpy().reshape(-1),
+        )
+        self._workspaces[num_pairs] = space
+        return space
+
+
+def _add_in_order(terms: NDArray[np.float32], total: NDArray[np.float32]) -> None:
+    """Set `total` to the sum of the rows of `terms`, first to last."""
+    if len(terms) == 1:
+        np.copyto(total, terms[0])
+        return
+    np.add(terms[0], terms[1], total)
+    for term in terms[2:]:
+        np.add(total, term, total)

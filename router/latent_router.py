@@ -10,9 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from configs.errors import (
@@ -24,20 +21,20 @@ from configs.errors import (
 )
 from configs.ids import Generation, WorkerId
 from configs.numerics import Combine
-from router.combine import TORCH_TYPES, LatentSum
+from router.combine import LatentSum
 from router.frames import HEADER_BYTES, PAIR_BYTES, FrameHeader, FrameKind
 from router.membership import Membership
-from router.pairs import WEIGHT, list_pairs, rank_pairs
+from router.pairs import NO_ORDER, list_pairs, rank_pairs
 from router.placement import LayerPlacement, Placement
 from router.plan import WorkerPart, plan_dispatch
 from router.routes import LayerRoutes, index_placement
 from router.settings import RouterCounters, RouterSettings
-from router.ticket import DispatchTicket, RouterTicket
+from router.staging import StagingRows
+from router.ticket import Call, DispatchTicket, RouterTicket
 from router.transport.base import Bytes, Frame, Link
 from router.worker_links import WorkerLinks
 
 _MAX_ATTEMPT = (1 << 16) - 1
-_NO_ORDER: NDArray[np.int64] = np.empty(0, np.int64)
 
 
 class LatentRouter:
@@ -57,10 +54,10 @@ class LatentRouter:
         self._generation = Generation(0)
         self._placement: dict[int, LayerPlacement] = {}
         self._routes: dict[int, LayerRoutes] = {}
-        self._tickets: dict[tuple[int, int, int, int], RouterTicket] = {}
+        self._tickets: dict[Call, RouterTicket] = {}
         self._attempt = 0
         self._row_bytes = settings.latent_size * settings.wire_dtype.num_bytes
-        self._wire_type = TORCH_TYPES[settings.wire_dtype]
+        self._staging = StagingRows(row_size=settings.latent_size, wire_dtype=settings.wire_dtype)
         self._sum = LatentSum(latent_size=settings.latent_size, wire_dtype=settings.wire_dtype)
         self._frames_out = 0
         self._tokens_out = 0
@@ -172,7 +169,7 @@ class LatentRouter:
             WorkerError: A worker that is needed is gone.
         """
         routes = self._layer_routes(layer)
-        call = (step, layer, lane, self._attempt)
+        call = (self._generation, step, layer, lane, self._attempt)
         if call in self._tickets:
             raise RoutingError(f"layer {layer} of step {step}, lane {lane} is already in flight")
         latents = self._wire_rows(z_TL)
@@ -187,20 +184,18 @@ class LatentRouter:
         is_canonical = self._settings.combine is Combine.CANONICAL
         if not is_canonical:
             # Expert workers add the pairs of a token in the order they come.
-            pairs = pairs.take(rank_pairs(pairs, num_tokens, routes), axis=1)
+            pairs = pairs.take(rank_pairs(pairs, num_tokens, routes).positions_P, axis=1)
         plan = plan_dispatch(pairs, num_tokens, routes)
         deadline = time.monotonic() + self._settings.dispatch_timeout_s
         for part in plan.parts:
             self._send_part(call, routes, part, latents, deadline)
         # The rest is not needed before the answers: it is done while the expert workers compute.
         # After an error here those answers find no ticket and are ignored.
-        order_P = rank_pairs(pairs, num_tokens, routes) if is_canonical else _NO_ORDER
+        order = rank_pairs(pairs, num_tokens, routes) if is_canonical else NO_ORDER
         ticket = RouterTicket(
             call=call,
-            generation=self._generation,
             plan=plan,
-            order_P=order_P,
-            weights_P=pairs[WEIGHT].view(np.float32).take(order_P),
+            order=order,
             routes=routes,
             settings=self._settings,
             poll=self._poll,
@@ -243,8 +238,7 @@ class LatentRouter:
         if self._settings.combine is Combine.CANONICAL:
             sums_TL = self._sum.add_pairs(
                 ticket.pair_answers(),
-                order_P=ticket.order_P,
-                weights_P=ticket.weights_P,
+                order=ticket.order,
                 num_tokens=plan.num_tokens,
             )
         else:
@@ -252,34 +246,28 @@ class LatentRouter:
         return sums_TL if ticket.device is None else sums_TL.to(ticket.device)
 
     def _wire_rows(self, z_TL: Tensor) -> Bytes:
-        """Return latents as bytes, one row per token, on the CPU in wire dtype."""
-        wire = z_TL if z_TL.dtype is self._wire_type else z_TL.to(self._wire_type)
-        if wire.is_cuda:
-            wire = wire.cpu()
-        if not wire.is_contiguous():
-            wire = wire.contiguous()
-        rows: Bytes = wire.view(torch.uint8).numpy()
-        if rows.ndim != 2 or rows.shape[1] != self._row_bytes:
+        """Return latents as bytes in wire dtype, one row per token, valid until the next call."""
+        if z_TL.ndim != 2 or z_TL.shape[1] != self._settings.latent_size:
             raise RoutingError(
                 f"latents have shape {tuple(z_TL.shape)}, "
                 f"expected [tokens, {self._settings.latent_size}]"
             )
-        return rows
+        return self._staging.stage(z_TL)
 
     def _send_part(
         self,
-        call: tuple[int, int, int, int],
+        call: Call,
         routes: LayerRoutes,
         part: WorkerPart,
         latents: Bytes,
         deadline: float,
     ) -> None:
         settings = self._settings
-        step, layer, lane, attempt = call
+        generation, step, layer, lane, attempt = call
         num_pairs = part.num_pairs
         header = FrameHeader(
             kind=FrameKind.DISPATCH,
-            generation=self._generation,
+            generation=Generation(generation),
             epoch=routes.epoch,
             step=step,
             layer=layer,
@@ -306,12 +294,8 @@ class LatentRouter:
         header = frame.header
         self._frames_in += 1
         self._bytes_in += HEADER_BYTES + header.payload_bytes
-        ticket = self._tickets.get(header.call)
-        if (
-            ticket is None
-            or ticket.generation != header.generation
-            or not ticket.expects(link.peer)
-        ):
+        ticket = self._tickets.get((header.generation, *header.call))
+        if ticket is None or not ticket.expects(link.peer):
             self._late_frames_in += 1
             link.release(frame)
             return

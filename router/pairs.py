@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,6 +21,18 @@ from router.routes import LayerRoutes
 
 ROW, WEIGHT, EXPERT = 0, 1, 2
 """Rows of a pair array, which is the wire's layout (`router/frames.py`)."""
+
+
+class PairOrder(msgspec.Struct, frozen=True):
+    """The canonical order of the pairs of a dispatch."""
+
+    positions_P: NDArray[np.int64]
+    """Where in the list of pairs each stands."""
+    weights_P: NDArray[np.float32]
+    """Their routing weights."""
+
+
+NO_ORDER = PairOrder(np.empty(0, np.int64), np.empty(0, np.float32))
 
 
 def list_pairs(
@@ -43,24 +56,23 @@ def list_pairs(
     return pairs
 
 
-def rank_pairs(
-    pairs_3P: NDArray[np.uint32], num_tokens: int, routes: LayerRoutes
-) -> NDArray[np.int64]:
-    """Return the canonical order: positions in the list of pairs.
+def rank_pairs(pairs_3P: NDArray[np.uint32], num_tokens: int, routes: LayerRoutes) -> PairOrder:
+    """Return the canonical order of listed pairs.
 
     Raises:
         RoutingError: An id is unknown, or twice in a row.
     """
     experts_P = pairs_3P[EXPERT]
     if experts_P.size == 0:
-        return np.empty(0, np.int64)
+        return NO_ORDER
     num_picks = experts_P.size // num_tokens
     order_TK = experts_P.reshape(num_tokens, num_picks).argsort(axis=1)
     order_TK += _first_pair_of_token(num_tokens, num_picks)
     order_P: NDArray[np.int64] = order_TK.T.reshape(-1)
     experts_KT = experts_P.take(order_P).reshape(num_picks, num_tokens)
     # Ascending along the picks, so the last ones tell whether all are known.
-    if np.maximum.reduce(experts_KT[-1]) >= len(routes.num_copies_E):
+    highest = experts_KT[-1]
+    if highest[highest.argmax()] >= len(routes.num_copies_E):
         raise unknown_expert(pairs_3P, routes)
     same = experts_KT[1:] == experts_KT[:-1]
     if np.count_nonzero(same):
@@ -69,7 +81,7 @@ def rank_pairs(
             f"layer {routes.layer}: token {token} picks expert {experts_KT[rank, token]} twice; "
             "picks of a token must be distinct"
         )
-    return order_P
+    return PairOrder(order_P, pairs_3P[WEIGHT].view(np.float32).take(order_P))
 
 
 def unknown_expert(pairs_3P: NDArray[np.uint32], routes: LayerRoutes) -> RoutingError:

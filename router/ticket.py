@@ -11,13 +11,13 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from configs.errors import FrameError, ServingError
-from configs.ids import Generation, WorkerId
+from configs.ids import WorkerId
 from configs.numerics import Combine
 from router.combine import PartialSum
 from router.frames import FrameHeader
+from router.pairs import PairOrder
 from router.plan import DispatchPlan, WorkerPart
 from router.routes import LayerRoutes
 from router.settings import RouterSettings
@@ -25,6 +25,10 @@ from router.transport.base import Bytes, Frame
 
 Release = Callable[[Frame], None]
 _NO_ANSWERS: Bytes = np.empty(0, np.uint8)
+
+
+Call = tuple[int, int, int, int, int]
+"""Generation, step, layer, lane, attempt: equal in a dispatch and its answers."""
 
 
 class DispatchTicket(Protocol):
@@ -44,11 +48,9 @@ class RouterTicket:
     def __init__(
         self,
         *,
-        call: tuple[int, int, int, int],
-        generation: Generation,
+        call: Call,
         plan: DispatchPlan,
-        order_P: NDArray[np.int64],
-        weights_P: NDArray[np.float32],
+        order: PairOrder,
         routes: LayerRoutes,
         settings: RouterSettings,
         poll: Callable[[], object],
@@ -58,11 +60,9 @@ class RouterTicket:
         """Wait for all parts of `plan`.
 
         Args:
-            call: (step, layer, lane, attempt).
-            generation: Membership generation of the dispatch.
+            call: Its name.
             plan: The dispatch.
-            order_P: Canonical order of its pairs.
-            weights_P: Their routing weights in that order.
+            order: Canonical order of its pairs; unused when they are summed elsewhere.
             routes: Routes that the plan was made with.
             settings: The router's.
             poll: Takes in what has arrived, without blocking.
@@ -70,10 +70,8 @@ class RouterTicket:
             device: Where the sum belongs; None for the CPU.
         """
         self.call = call
-        self.generation = generation
         self.plan = plan
-        self.order_P = order_P
-        self.weights_P = weights_P
+        self.order = order
         self.routes = routes
         self.deadline = deadline
         self.device = device
@@ -87,12 +85,12 @@ class RouterTicket:
     @property
     def layer(self) -> int:
         """Layer whose experts were called."""
-        return self.call[1]
+        return self.call[2]
 
     @property
     def step(self) -> int:
         """Step that dispatched."""
-        return self.call[0]
+        return self.call[1]
 
     @property
     def waiting_for(self) -> list[WorkerId]:
@@ -137,7 +135,7 @@ class RouterTicket:
         release(frame)
 
     def pair_answers(self) -> Bytes:
-        """Return the pair answers `[P, L]` in the order of the pairs, as wire bytes, until `close`."""
+        """Return the pair answers `[P, L]` as wire bytes, valid until `close`."""
         if self._rows is not None:
             return self._rows.reshape(-1)
         for frame, _ in self._held.values():

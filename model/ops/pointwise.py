@@ -33,5 +33,5 @@ def apply_pointwise(op: Callable[..., Tensor], *tensors: Tensor, numerics: Numer
     whole = [tensor.contiguous() for tensor in tensors]
     if first.numel() <= SERIAL_ELEMENTS:
         return op(*whole)
-    pieces = zip(*(tensor.view(-1).split(SERIAL_ELEMENTS) for tensor in whole), strict=True)
+    pieces = zip(*(torch.split(tensor.view(-1), SERIAL_ELEMENTS) for tensor in whole), strict=True)
     return torch.cat([op(*piece) for piece in pieces]).view(first.shape)

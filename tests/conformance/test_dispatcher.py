@@ -97,6 +97,14 @@ def test_presummed_answers_are_close_to_the_twin(
             torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
+def test_one_worker_presums_with_the_bits_of_the_twin(folder: Path) -> None:
+    experts = RandomExperts()
+    options = {"experts": experts, "combine": Combine.PRESUM}
+    with cluster(folder, "shm", 1, **options) as [router]:
+        found = run(router.lane(step=0, lane=0), 1, 20, seed=0)
+    assert torch.equal(found, run(experts.reference(), 1, 20, seed=0))
+
+
 def test_bfloat16_on_the_wire_has_the_same_bits_for_every_worker_count(folder: Path) -> None:
     experts = RandomExperts()
     sums = []

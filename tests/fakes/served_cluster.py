@@ -89,6 +89,11 @@ class ServedCluster:
             raise AssertionError(f"ended with {code} before {what}: {self.errors}\n{self.log}")
         raise AssertionError(f"no {what} in {START_TIMEOUT_S} s\n{self.log}")
 
+    def wait_for_end_of_all(self) -> None:
+        """Wait until no process of the launch runs."""
+        _, alive = psutil.wait_procs(self.processes(), timeout=STOP_TIMEOUT_S)
+        assert alive == []
+
     def processes(self) -> list[psutil.Process]:
         """Processes of this launch that run now; every one seen is remembered for `leftovers`."""
         for process in psutil.process_iter():

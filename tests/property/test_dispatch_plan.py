@@ -12,16 +12,10 @@ from hypothesis import strategies as st
 from configs.ids import Epoch, WorkerId
 from configs.numerics import FloatType
 from router.combine import LatentSum, PartialSum
+from router.pairs import EXPERT, ROW, WEIGHT, list_pairs, rank_pairs
 from router.placement import LayerPlacement
-from router.plan import (
-    EXPERT,
-    ROW,
-    WEIGHT,
-    DispatchPlan,
-    LayerRoutes,
-    index_placement,
-    plan_dispatch,
-)
+from router.plan import DispatchPlan, plan_dispatch
+from router.routes import LayerRoutes, index_placement
 
 Case = tuple[np.ndarray, np.ndarray, LayerRoutes]
 
@@ -51,6 +45,11 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
+def plan_case(case: Case) -> DispatchPlan:
+    ids, weights, routes = case
+    return plan_dispatch(list_pairs(ids, weights, layer=1), len(ids), routes)
+
+
 def tokens_of(plan: DispatchPlan, part_index: int) -> np.ndarray:
     rows = plan.parts[part_index].rows_N
     return np.arange(plan.num_tokens) if rows is None else rows
@@ -58,8 +57,8 @@ def tokens_of(plan: DispatchPlan, part_index: int) -> np.ndarray:
 
 @given(cases())
 def test_every_pair_is_dispatched_once_with_its_weight(case: Case) -> None:
-    ids, weights, routes = case
-    plan = plan_dispatch(ids, weights, routes)
+    ids, weights, _ = case
+    plan = plan_case(case)
     sent = []
     for i, part in enumerate(plan.parts):
         tokens = tokens_of(plan, i)[part.pairs_3Q[ROW]]
@@ -79,15 +78,15 @@ def test_every_pair_is_dispatched_once_with_its_weight(case: Case) -> None:
 
 @given(cases())
 def test_every_pair_goes_to_a_worker_that_holds_its_expert(case: Case) -> None:
-    ids, weights, routes = case
-    for part in plan_dispatch(ids, weights, routes).parts:
+    routes = case[2]
+    for part in plan_case(case).parts:
         for expert in part.pairs_3Q[EXPERT].tolist():
             assert part.worker in routes.copies_ER[expert]
 
 
 @given(cases())
 def test_a_latent_goes_once_to_each_worker_and_only_where_it_is_needed(case: Case) -> None:
-    plan = plan_dispatch(*case)
+    plan = plan_case(case)
     for i, part in enumerate(plan.parts):
         tokens = tokens_of(plan, i)
         assert len(tokens) == part.num_rows
@@ -96,32 +95,26 @@ def test_a_latent_goes_once_to_each_worker_and_only_where_it_is_needed(case: Cas
 
 
 @given(cases())
-def test_canonical_positions_are_used_once_each(case: Case) -> None:
-    plan = plan_dispatch(*case)
+def test_every_answer_has_a_place_of_its_own(case: Case) -> None:
+    plan = plan_case(case)
     positions = [
         np.arange(part.num_pairs) if part.positions_Q is None else part.positions_Q
         for part in plan.parts
     ]
     used = sorted(itertools.chain.from_iterable(p.tolist() for p in positions))
-    assert used == list(range(plan.weights_P.size))
+    assert used == list(range(plan.num_pairs))
 
 
 @given(cases())
-def test_the_pairs_of_a_token_stand_in_ascending_expert_id(case: Case) -> None:
-    for part in plan_dispatch(*case).parts:
-        for row in range(part.num_rows):
-            experts = part.pairs_3Q[EXPERT][part.pairs_3Q[ROW] == row].astype(int)
-            assert np.all(np.diff(experts) > 0)
-
-
-@given(cases())
-def test_the_order_of_a_tokens_picks_does_not_matter(case: Case) -> None:
+def test_in_canonical_order_the_experts_of_a_token_ascend(case: Case) -> None:
     ids, weights, routes = case
-    plan = plan_dispatch(ids, weights, routes)
-    turned = plan_dispatch(ids[:, ::-1].copy(), weights[:, ::-1].copy(), routes)
-    assert plan.weights_P.tobytes() == turned.weights_P.tobytes()
-    for one, other in zip(plan.parts, turned.parts, strict=True):
-        assert np.array_equal(one.pairs_3Q, other.pairs_3Q)
+    pairs = list_pairs(ids, weights, layer=1)
+    order = rank_pairs(pairs, len(ids), routes)
+    ranked = pairs.take(order.positions_P, axis=1)
+    assert np.array_equal(np.sort(order.positions_P), np.arange(ids.size))
+    assert order.weights_P.tobytes() == ranked[WEIGHT].tobytes()
+    assert np.array_equal(ranked[EXPERT].reshape(ids.shape[::-1]).T, np.sort(ids, axis=1))
+    assert np.array_equal(ranked[ROW], np.tile(np.arange(len(ids)), ids.shape[1]))
 
 
 @given(cases())
@@ -134,7 +127,9 @@ def test_identity_experts_with_weights_of_sum_one_give_the_latents_back(case: Ca
     )
     weights = weights.astype(np.float32)
     z = torch.arange(num_tokens * 3, dtype=torch.float32).reshape(num_tokens, 3)
-    plan = plan_dispatch(ids, weights, routes)
+    pairs = list_pairs(ids, weights, layer=1)
+    order = rank_pairs(pairs, num_tokens, routes)
+    plan = plan_dispatch(pairs, num_tokens, routes)
     answers = np.empty((weights.size, 12), np.uint8)
     partial = []
     for i, part in enumerate(plan.parts):
@@ -148,5 +143,5 @@ def test_identity_experts_with_weights_of_sum_one_give_the_latents_back(case: Ca
         )
         partial.append(PartialSum(part, sums.view(np.uint8).reshape(-1)))
     adder = LatentSum(latent_size=3, wire_dtype=FloatType.FLOAT32)
-    assert torch.equal(adder.add_pairs(answers.reshape(-1), plan.weights_P, num_tokens), z)
+    assert torch.equal(adder.add_pairs(answers.reshape(-1), order=order, num_tokens=num_tokens), z)
     assert torch.equal(adder.add_partial_sums(partial, num_tokens=num_tokens), z)

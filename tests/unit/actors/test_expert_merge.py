@@ -14,9 +14,9 @@ from actors.expert_merge import (
 )
 from configs.errors import FrameError
 from configs.numerics import Combine, FloatType
-from router.combine import TORCH_TYPES
-from router.frames import FrameKind, check_lengths
-from router.transport.base import Frame
+from router.frames import FrameHeader, FrameKind, check_lengths
+from router.staging import TORCH_TYPES, StagingRows
+from router.transport.base import Bytes, Frame
 from tests.fakes.frame_making import dispatch_header, pair_bytes
 
 
@@ -42,6 +42,12 @@ def dispatch_frame(
 
 def parse(z_NL: torch.Tensor, rows: list[int], experts: list[int], **options) -> Dispatch:
     return parse_dispatch(dispatch_frame(z_NL, rows, experts, **options))
+
+
+def answer(dispatch: Dispatch, y_QL: torch.Tensor) -> tuple[FrameHeader, Bytes]:
+    header = dispatch.header
+    staging = StagingRows(row_size=header.latent_size, wire_dtype=header.wire_dtype)
+    return make_answer(dispatch, y_QL, staging)
 
 
 Z = torch.arange(6, dtype=torch.float32).reshape(2, 3)
@@ -76,7 +82,7 @@ def test_a_frame_of_another_kind_is_refused() -> None:
 
 def test_an_empty_dispatch_has_an_empty_answer() -> None:
     dispatch = parse(Z[:0], [], [])
-    header, payload = make_answer(dispatch, torch.empty(0, 3))
+    header, payload = answer(dispatch, torch.empty(0, 3))
     assert (header.payload_bytes, payload.size) == (0, 0)
 
 
@@ -84,7 +90,7 @@ def test_an_empty_dispatch_has_an_empty_answer() -> None:
 def test_a_canonical_answer_is_the_pairs_in_wire_dtype(wire_dtype: FloatType) -> None:
     dispatch = parse(Z, [0, 1, 1], [1, 0, 2], wire_dtype=wire_dtype)
     y_QL = torch.randn(3, 3)
-    header, payload = make_answer(dispatch, y_QL)
+    header, payload = answer(dispatch, y_QL)
     check_lengths(header)
     assert (header.kind, header.call) == (FrameKind.COMBINE, dispatch.header.call)
     found = torch.from_numpy(payload).view(TORCH_TYPES[wire_dtype]).view(3, 3)
@@ -101,17 +107,17 @@ def test_a_presummed_answer_adds_the_weighted_pairs_of_a_row_in_their_order(
 ) -> None:
     dispatch = parse(torch.zeros(3, 3), rows, list(range(6)), combine=Combine.PRESUM)
     y_QL = torch.randn(6, 3)
-    header, payload = make_answer(dispatch, y_QL)
+    header, payload = answer(dispatch, y_QL)
     check_lengths(header)
     expected = torch.zeros(3, 3)
-    for row, answer, weight in zip(rows, y_QL, dispatch.weights.tolist(), strict=True):
-        expected[row] = expected[row] + answer * weight
+    for row, y_L, weight in zip(rows, y_QL, dispatch.weights.tolist(), strict=True):
+        expected[row] = expected[row] + y_L * weight
     assert torch.equal(torch.from_numpy(payload).view(torch.float32).view(3, 3), expected)
 
 
 def test_summing_leaves_the_answers_alone() -> None:
     y_QL = torch.ones(2, 3)
-    make_answer(parse(Z, [0, 1], [1, 1], combine=Combine.PRESUM), y_QL)
+    answer(parse(Z, [0, 1], [1, 1], combine=Combine.PRESUM), y_QL)
     assert torch.equal(y_QL, torch.ones(2, 3))
 
 

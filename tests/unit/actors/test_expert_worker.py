@@ -16,11 +16,11 @@ from actors.expert_worker import ExpertWorker, ExpertWorkerSettings
 from configs.errors import WorkerError
 from configs.ids import Epoch, Generation, WorkerId
 from configs.numerics import Combine, FloatType
-from router.combine import TORCH_TYPES
 from router.frames import HEADER_BYTES, FrameHeader, FrameKind
 from router.latent_router import LatentRouter
 from router.membership import ExpertWorkerInfo, Membership
 from router.settings import RouterSettings
+from router.staging import TORCH_TYPES
 from router.transport.base import Frame, Hello, Link
 from router.transport.connect import TransportKind, connect
 from tests.fakes.expert_rig import (

@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 
 import psutil
 import pytest
@@ -93,3 +95,23 @@ def test_stop_ends_a_server_that_does_not_react(start):
     os.kill(server.pid, signal.SIGSTOP)
     server.stop(timeout_s=0.2)
     assert not psutil.pid_exists(server.pid)
+
+
+def test_server_ends_with_a_launch_that_is_killed(tmp_path, short_folder):
+    program = (
+        "import os, pathlib, sys; from cluster.valkey import EmbeddedValkey as V;"
+        "folder, sockets = map(pathlib.Path, sys.argv[1:]);"
+        "server = V.start(folder=folder, socket=sockets / 'v.sock', log_file=folder / 'log');"
+        "print(server.pid, flush=True); os.kill(os.getpid(), 9)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path), str(short_folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL
+    try:
+        psutil.Process(int(done.stdout)).wait(10)
+    except psutil.NoSuchProcess:
+        return

@@ -7,13 +7,25 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from configs.numerics import FloatType
-from router.combine import TORCH_TYPES, LatentSum, PartialSum
+from router.combine import LatentSum, PartialSum
+from router.pairs import NO_ORDER, PairOrder
 from router.plan import WorkerPart
+from router.staging import TORCH_TYPES
 from router.transport.base import Bytes
 
 
 def to_bytes(values: Tensor) -> Bytes:
     return values.contiguous().view(torch.uint8).numpy().reshape(-1)
+
+
+def add(adder: LatentSum, answers_KTL: Tensor, weights_KT: NDArray[np.float32]) -> Tensor:
+    """Add answers that stand in a random order, as they do when several workers answer."""
+    num_picks, num_tokens, latent_size = answers_KTL.shape
+    positions = np.random.default_rng(0).permutation(num_picks * num_tokens)
+    scattered = torch.empty(num_picks * num_tokens, latent_size, dtype=answers_KTL.dtype)
+    scattered[torch.from_numpy(positions)] = answers_KTL.reshape(-1, latent_size)
+    order = PairOrder(positions, np.ascontiguousarray(weights_KT).reshape(-1))
+    return adder.add_pairs(to_bytes(scattered), order=order, num_tokens=num_tokens)
 
 
 def add_one_by_one(answers_KTL: Tensor, weights_KT: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -44,7 +56,7 @@ def test_pairs_are_added_one_after_the_other(
     answers = torch.randn(shape).to(TORCH_TYPES[wire_dtype])
     weights = torch.rand(num_picks, num_tokens).numpy()
     adder = LatentSum(latent_size=latent_size, wire_dtype=wire_dtype)
-    sums = adder.add_pairs(to_bytes(answers), weights.reshape(-1), num_tokens)
+    sums = add(adder, answers, weights)
     assert np.array_equal(sums.numpy(), add_one_by_one(answers, weights))
 
 
@@ -55,28 +67,24 @@ def test_a_large_batch_has_the_bits_of_its_parts(wire_dtype: FloatType) -> None:
     answers = torch.randn(3, 96, 2048).to(TORCH_TYPES[wire_dtype])
     weights = torch.rand(3, 96).numpy()
     adder = LatentSum(latent_size=2048, wire_dtype=wire_dtype)
-    whole = adder.add_pairs(to_bytes(answers), weights.reshape(-1), 96)
+    whole = add(adder, answers, weights)
     for start in (0, 50, 94):
-        part = adder.add_pairs(
-            to_bytes(answers[:, start : start + 2]),
-            np.ascontiguousarray(weights[:, start : start + 2]).reshape(-1),
-            2,
-        )
+        part = add(adder, answers[:, start : start + 2], weights[:, start : start + 2])
         assert torch.equal(whole[start : start + 2], part)
 
 
 def test_a_sum_is_the_callers_own() -> None:
     adder = LatentSum(latent_size=4, wire_dtype=FloatType.FLOAT32)
-    ones, weight = to_bytes(torch.ones(1, 4)), np.ones(1, np.float32)
-    first = adder.add_pairs(ones, weight, 1)
-    adder.add_pairs(to_bytes(torch.zeros(1, 4)), weight, 1)
+    weight = np.ones((1, 1), np.float32)
+    first = add(adder, torch.ones(1, 1, 4), weight)
+    add(adder, torch.zeros(1, 1, 4), weight)
     assert first.tolist() == [[1.0] * 4]
 
 
 @pytest.mark.parametrize("num_tokens", [0, 3])
 def test_tokens_without_picks_sum_to_zero(num_tokens: int) -> None:
     adder = LatentSum(latent_size=4, wire_dtype=FloatType.BFLOAT16)
-    sums = adder.add_pairs(np.empty(0, np.uint8), np.empty(0, np.float32), num_tokens)
+    sums = adder.add_pairs(np.empty(0, np.uint8), order=NO_ORDER, num_tokens=num_tokens)
     assert sums.tolist() == [[0.0] * 4] * num_tokens
 
 
