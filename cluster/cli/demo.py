@@ -74,7 +74,7 @@ def demo(
     checkpoint = data_dir / "checkpoint"
     if not checkpoint.exists():
         write_checkpoint(checkpoint, CheckpointSpec(), seed=0)
-        console.print(f"wrote a random checkpoint to {checkpoint}")
+        console.print(f"wrote a random checkpoint to {checkpoint}; what it says is noise")
     with _serving(console, checkpoint, data_dir) as ready:
         with LatentmeshClient(ready["grpc"]) as client:
             before = client.topology()
@@ -82,14 +82,11 @@ def demo(
             after = client.topology()
         console.print(_answer_table(answers))
         console.print(_work_table(before, after))
-        console.print(
-            f"gRPC {ready['grpc']}   HTTP http://{ready['http']}   "
-            f"Ray dashboard {ready['dashboard'] or 'off'}"
-        )
         failed = [answer for answer in answers if answer.error is not None]
         if not once:
-            console.print("still serving; Ctrl-C ends it")
+            _print_next_steps(console, ready)
             _wait_for_interrupt()
+        console.print("stopping the cluster")
     console.print("stopped")
     if failed:
         raise typer.Exit(1)
@@ -119,8 +116,11 @@ def _serving(console: Console, checkpoint: Path, data_dir: Path) -> Iterator[dic
             command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
         try:
-            with console.status("starting 1 attention worker and 2 expert workers"):
-                started = time.monotonic()
+            label = "starting Ray, 1 attention worker, 2 expert workers and the gateway"
+            if not console.is_terminal:
+                console.print(label)
+            started = time.monotonic()
+            with console.status(label):
                 _wait_for_file(server, ready_file, log)
             console.print(f"cluster ready after {time.monotonic() - started:.1f} s")
             yield json.loads(ready_file.read_text(encoding="utf-8"))
@@ -155,6 +155,17 @@ def _end(server: subprocess.Popen[bytes]) -> None:
         server.wait()
 
 
+def _print_next_steps(console: Console, ready: dict[str, Any]) -> None:
+    console.print("still serving; Ctrl-C ends it. Meanwhile, from another terminal:")
+    console.print(f"  .venv/bin/latentmesh status --server {ready['grpc']}", soft_wrap=True)
+    console.print(
+        f'  .venv/bin/latentmesh generate "Hello" --server {ready["grpc"]}', soft_wrap=True
+    )
+    console.print(f"  curl http://{ready['http']}/metrics", soft_wrap=True)
+    if ready["dashboard"]:
+        console.print(f"  Ray dashboard: {ready['dashboard']}", soft_wrap=True)
+
+
 def _wait_for_interrupt() -> None:
     try:
         threading.Event().wait()
@@ -169,7 +180,7 @@ def _stream_all(console: Console, client: LatentmeshClient, max_tokens: int) -> 
         threading.Thread(
             target=_stream, args=(client, answer, max_tokens), name="demo-prompt", daemon=True
         ).start()
-    with Live(console=console, refresh_per_second=12, transient=not console.is_terminal) as live:
+    with Live(console=console, refresh_per_second=12) as live:
         for answer in answers:
             while not answer.is_done.wait(timeout=0.1):
                 live.update(_panels(answers, console.width))
@@ -210,7 +221,7 @@ def _panels(answers: list[_Answer], width: int) -> Group:
 
 
 def _answer_table(answers: list[_Answer]) -> Table:
-    table = Table(title="Answers", title_justify="left")
+    table = Table(title="Speed", title_justify="left")
     table.add_column("prompt")
     for column in ("tokens", "time to first token", "tokens/s after it"):
         table.add_column(column, justify="right")

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-import secrets
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from actors.request_channel import Sampling, Usage
-from actors.single_process import SingleProcessSettings
-from cluster.api.answers import AnswerShaper, Chunk, Finished
+from actors.request_channel import Usage
+from cluster.api.answers import Chunk, Finished
 from cluster.api.client import LatentmeshClient
-from cluster.api.validation import GenerateParams, Limits, check_generate, resolve_max_tokens
+from cluster.api.validation import GenerateParams
 from cluster.cli.prompt import (
     CheckpointOption,
     ComputeDtypeOption,
@@ -26,16 +23,11 @@ from cluster.cli.prompt import (
     ServerOption,
     TokenIdsOption,
     check_place,
-    encode_prompt,
-    find_tokenizer,
-    local_model,
+    local_module,
     parse_prompt,
 )
 from configs.errors import InvariantError
-from configs.ids import RequestId
 from configs.numerics import FinishReason, FloatType, Numerics
-from model.checkpoint import Checkpoint
-from model.tokenizer import IncrementalDetokenizer
 
 DEFAULT_MAX_TOKENS = 64
 
@@ -91,9 +83,11 @@ def generate(  # noqa: PLR0913 - one parameter per flag
     if server is not None:
         finished = _generate_there(params, server, timeout, printer.show)
     elif checkpoint is not None:
-        finished = _generate_here(params, checkpoint, compute_dtype, numerics, printer.show)
+        finished = local_module().generate_here(
+            params, checkpoint, compute_dtype, numerics, printer.show
+        )
     if as_json:
-        typer.echo(json.dumps(_to_json(printer, finished)))
+        typer.echo(json.dumps(_to_json(printer, finished), indent=2))
         return
     if not printer.text:
         sys.stdout.write(",".join(map(str, printer.token_ids)))
@@ -116,72 +110,8 @@ def _generate_there(
     return finished
 
 
-def _generate_here(
-    params: GenerateParams,
-    folder: Path,
-    compute_dtype: FloatType,
-    numerics: Numerics,
-    on_chunk: OnChunk,
-) -> Finished:
-    tokenizer = find_tokenizer(folder)
-    prompt = params.prompt if params.prompt is not None else []
-    ids = encode_prompt(prompt if isinstance(prompt, str) else list(prompt), tokenizer, folder)
-    num_tokens = 0
-
-    def choose_settings(checkpoint: Checkpoint) -> SingleProcessSettings:
-        nonlocal num_tokens
-        num_tokens = _check(params, ids, checkpoint)
-        return SingleProcessSettings(
-            max_request_tokens=len(ids) + num_tokens,
-            compute_dtype=compute_dtype,
-            numerics=numerics,
-        )
-
-    seed = secrets.randbits(63) if params.seed is None else params.seed
-    with local_model(folder, choose_settings) as (process, checkpoint):
-        stop_ids = () if params.ignore_eos else checkpoint.dims.eos_token_ids
-        shaper = AnswerShaper(
-            detokenizer=None if tokenizer is None else IncrementalDetokenizer(tokenizer),
-            stop_ids=stop_ids,
-            resume_offset=0,
-        )
-        generated = process.generate(
-            ids,
-            max_tokens=num_tokens,
-            sampling=Sampling(
-                temperature=params.temperature or 0.0,
-                top_p=1.0 if params.top_p is None else params.top_p,
-                top_k=params.top_k or 0,
-                seed=seed,
-            ),
-            stop_token_ids=stop_ids,
-            on_token=lambda token: _push(shaper, [token], on_chunk),
-        )
-        rest = shaper.finish()
-        if rest is not None:
-            on_chunk(rest)
-    return Finished(generated.finish_reason, generated.usage, seed, RequestId("local"))
-
-
-def _push(shaper: AnswerShaper, token_ids: list[int], on_chunk: OnChunk) -> None:
-    chunk = shaper.push(token_ids)
-    if chunk is not None:
-        on_chunk(chunk)
-
-
-def _check(params: GenerateParams, ids: list[int], checkpoint: Checkpoint) -> int:
-    """Check a local request as the gateway would; returns the tokens to generate."""
-    dims = checkpoint.dims
-    limits = Limits(
-        model_name="", vocab_size=dims.vocab_size, context_tokens=dims.context_tokens,
-        has_tokenizer=True,
-    )  # fmt: skip
-    check_generate(params, limits)
-    return resolve_max_tokens(len(ids), params, limits, worker_tokens=dims.context_tokens)
-
-
 def _to_json(printer: _Printer, finished: Finished) -> dict[str, Any]:
-    usage = finished.usage
+    usage, rate = finished.usage, _rate(finished.usage)
     return {
         "token_ids": printer.token_ids,
         "text": printer.text,
@@ -189,10 +119,10 @@ def _to_json(printer: _Printer, finished: Finished) -> dict[str, Any]:
         "prompt_tokens": usage.prompt_tokens,
         "seed": finished.seed,
         "timings": {
-            "queue_s": usage.queue_s,
-            "first_token_s": usage.first_token_s,
-            "total_s": usage.total_s,
-            "tokens_per_s": _rate(usage),
+            "queue_s": round(usage.queue_s, 6),
+            "first_token_s": round(usage.first_token_s, 6),
+            "total_s": round(usage.total_s, 6),
+            "tokens_per_s": None if rate is None else round(rate, 3),
         },
     }
 

@@ -1,22 +1,20 @@
-"""What `generate` and `score` share: the prompt and where it is answered."""
+"""What `generate` and `score` share: the prompt and where it is answered. Does not load torch."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import importlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Protocol, cast
 
-import torch
+import numpy as np
 import typer
+from numpy.typing import NDArray
 
-from actors.single_process import SingleProcess, SingleProcessSettings, loaded_bytes
-from cluster.cli.progress import byte_progress
-from configs.errors import ConfigError, InvalidRequestError, TokenizerMissingError
+from cluster.api.answers import Chunk, Finished
+from cluster.api.validation import GenerateParams
+from configs.errors import ConfigError
 from configs.numerics import FloatType, Numerics
-from model.checkpoint import Checkpoint
-from model.tokenizer import Tokenizer
 
 PromptArgument = Annotated[
     str | None, typer.Argument(metavar="[PROMPT]", help="Text; needs a tokenizer.")
@@ -62,41 +60,15 @@ def check_place(checkpoint: Path | None, server: str | None) -> None:
         raise ConfigError("give either --checkpoint DIR or --server HOST:PORT")
 
 
-@contextmanager
-def local_model(
-    folder: Path, choose_settings: Callable[[Checkpoint], SingleProcessSettings]
-) -> Iterator[tuple[SingleProcess, Checkpoint]]:
-    """Load a checkpoint into this process, with a progress bar."""
-    # Half the cores, as in a cluster of one worker of each kind: threads that spin on a busy
-    # machine cost far more than the second half brings.
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // 2))
-    checkpoint = Checkpoint.open(folder)
-    settings = choose_settings(checkpoint)
-    with byte_progress(f"loading {folder}", loaded_bytes(checkpoint, settings)) as progress:
-        process = SingleProcess(checkpoint, settings, progress=progress)
-    with process:
-        yield process, checkpoint
+class LocalModel(Protocol):
+    """What `cluster/cli/local_model.py` offers."""
+
+    generate_here: Callable[
+        [GenerateParams, Path, FloatType, Numerics, Callable[[Chunk], None]], Finished
+    ]
+    score_here: Callable[[str | list[int], Path, FloatType, Numerics], NDArray[np.float32]]
 
 
-def find_tokenizer(folder: Path) -> Tokenizer | None:
-    """The checkpoint's tokenizer, or None where it has none."""
-    try:
-        return Tokenizer.load(folder)
-    except TokenizerMissingError:
-        return None
-
-
-def encode_prompt(prompt: str | list[int], tokenizer: Tokenizer | None, folder: Path) -> list[int]:
-    """Token ids of a prompt.
-
-    Raises:
-        TokenizerMissingError: Text was given and there is no tokenizer.
-        InvalidRequestError: The text is empty.
-    """
-    if not isinstance(prompt, str):
-        return prompt
-    if tokenizer is None:
-        tokenizer = Tokenizer.load(folder)
-    if not prompt:
-        raise InvalidRequestError("the prompt is empty; at least 1 character is needed")
-    return tokenizer.encode(prompt)
+def local_module() -> LocalModel:
+    """Import the module that computes in this process: a client of a server must not load torch."""
+    return cast("LocalModel", importlib.import_module("cluster.cli.local_model"))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import typer
-from numpy.typing import NDArray
 
-from actors.single_process import SingleProcessSettings
 from cluster.api.client import LatentmeshClient
 from cluster.api.validation import ScoreParams
 from cluster.cli.prompt import (
@@ -20,16 +19,14 @@ from cluster.cli.prompt import (
     ServerOption,
     TokenIdsOption,
     check_place,
-    encode_prompt,
-    find_tokenizer,
-    local_model,
+    local_module,
     parse_prompt,
 )
 from configs.errors import ConfigError
 from configs.numerics import FloatType, Numerics
 
 
-def score(
+def score(  # noqa: PLR0913 - one parameter per flag
     prompt: PromptArgument = None,
     *,
     logits: Annotated[Path, typer.Option(help="File to write: float32 [T, vocab], .npy.")],
@@ -38,6 +35,8 @@ def score(
     server: ServerOption = None,
     compute_dtype: ComputeDtypeOption = FloatType.FLOAT32,
     numerics: NumericsOption = Numerics.FAST,
+    timeout: Annotated[float | None, typer.Option(help="Seconds, with --server.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
 ) -> None:
     """Write the float32 logits after every position of a prompt."""
     check_place(checkpoint, server)
@@ -46,24 +45,13 @@ def score(
         raise ConfigError(f"--logits {logits}: its folder does not exist")
     if server is not None:
         with LatentmeshClient(server) as client:
-            rows = client.score(ScoreParams(prompt=words))
+            rows = client.score(ScoreParams(prompt=words), timeout_s=timeout)
     elif checkpoint is not None:
-        rows = _score_here(words, checkpoint, compute_dtype, numerics)
+        rows = local_module().score_here(words, checkpoint, compute_dtype, numerics)
     with logits.open("wb") as file:
         np.save(file, rows)
-    typer.echo(f"{logits}: float32 {list(rows.shape)}")
-
-
-def _score_here(
-    words: str | list[int], folder: Path, compute_dtype: FloatType, numerics: Numerics
-) -> NDArray[np.float32]:
-    token_ids = encode_prompt(words, find_tokenizer(folder), folder)
-    with local_model(
-        folder,
-        lambda _: SingleProcessSettings(
-            max_request_tokens=max(len(token_ids), 1),
-            compute_dtype=compute_dtype,
-            numerics=numerics,
-        ),
-    ) as (process, _):
-        return process.score(token_ids)
+    if as_json:
+        report = {"logits": str(logits), "dtype": "float32", "shape": list(rows.shape)}
+        typer.echo(json.dumps(report, indent=2))
+    else:
+        typer.echo(f"{logits}: float32 {list(rows.shape)}")
