@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from configs.errors import InvariantError
 from configs.numerics import Numerics
 from model.linear import ROW_TILE, pad_rows
 from model.ops.pointwise import apply_pointwise
@@ -132,7 +133,7 @@ class _QueryTile:
     """Queries of a tile and their running softmax. One tile, one pass over the keys."""
 
     def __init__(self, q_HQX: Tensor, position: int) -> None:
-        self._q_HQX = q_HQX * q_HQX.shape[2] ** -0.5
+        self._q_HQX: Tensor = q_HQX * q_HQX.shape[2] ** -0.5
         self._position = position
         self._sum: Tensor | None = None
         self._max = q_HQX.new_zeros(0)
@@ -170,9 +171,8 @@ class _QueryTile:
     def finish(self) -> Tensor:
         """The attention result `[H, Q, V]`."""
         if self._sum is None:
-            return self._q_HQX.new_zeros(0)
-        result: Tensor = self._sum / self._total
-        return result
+            raise InvariantError(f"queries from position {self._position} have met no key tile")
+        return torch.div(self._sum, self._total)
 
     def _causal_mask(self, scores_HQK: Tensor, first_key: int) -> Tensor:
         """`[Q, K]`: 0 where the query sees the key, -inf where not."""

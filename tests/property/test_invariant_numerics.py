@@ -14,7 +14,7 @@ from torch import Tensor
 from configs.numerics import Numerics
 from model.dims import KdaDims, MlaDims
 from model.kda import CHUNK_TOKENS
-from tests.fakes.small_model import NUM_SLOTS, Part, SmallModel, random_tokens, small_dims
+from tests.fakes.small_model import Part, SmallModel, random_tokens, small_dims
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 
@@ -40,7 +40,7 @@ REQUESTS = st.lists(
         num_generated=st.integers(0, 5),
     ),
     min_size=1,
-    max_size=NUM_SLOTS,
+    max_size=4,
 )
 
 
@@ -55,7 +55,7 @@ def run_alone(model: SmallModel, request: Request) -> Tensor:
 
 
 def plan_lanes(requests: list[Request], data: st.DataObject) -> Iterator[list[Part]]:
-    """Random lanes until every request is through: any chunks on the grid, any order, any company."""
+    """Random lanes until every request is through: any chunks on the grid, order and company."""
     done = [0] * len(requests)
     while any(done[i] < len(request.token_ids) for i, request in enumerate(requests)):
         parts = []
@@ -87,14 +87,6 @@ def check_invariance(model: SmallModel, requests: list[Request], data: st.DataOb
         assert torch.equal(torch.cat(results), run_alone(model, request))
 
 
-@pytest.fixture(params=[1, 2], ids=["1 thread", "2 threads"])
-def num_threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def models() -> dict[torch.dtype, SmallModel]:
     """Odd widths on purpose: they make tails where a kernel could have one."""
@@ -118,16 +110,40 @@ def models() -> dict[torch.dtype, SmallModel]:
 
 
 @DTYPES
-@pytest.mark.usefixtures("num_threads")
+@settings(max_examples=8, deadline=None)
+@given(requests=REQUESTS, data=st.data())
 def test_logits_do_not_depend_on_batch_or_prompt_split(
+    models: dict[torch.dtype, SmallModel],
+    dtype: torch.dtype,
+    requests: list[Request],
+    data: st.DataObject,
+) -> None:
+    check_invariance(models[dtype], requests, data)
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@DTYPES
+@pytest.mark.usefixtures("two_threads")
+def test_two_threads_keep_the_promise(
     models: dict[torch.dtype, SmallModel], dtype: torch.dtype
 ) -> None:
-    @settings(max_examples=6, deadline=None)
-    @given(requests=REQUESTS, data=st.data())
-    def check(requests: list[Request], data: st.DataObject) -> None:
-        check_invariance(models[dtype], requests, data)
-
-    check()
+    model = models[dtype].with_fresh_memory()
+    tokens = [random_tokens(60, seed=seed) for seed in range(3)]
+    first = model.run(*(Part(i, ids[:32]) for i, ids in enumerate(tokens)))
+    then = model.run(*(Part(i, ids[32:50], 32) for i, ids in enumerate(tokens)))
+    last = model.run(*(Part(i, ids[50:], 50, is_decode=True) for i, ids in enumerate(tokens)))
+    alone = models[dtype].with_fresh_memory()
+    prompt = alone.run(Part(1, tokens[1][:50]))[0]
+    generated = alone.run(Part(1, tokens[1][50:], 50, is_decode=True))[0]
+    assert torch.equal(torch.cat([first[1], then[1]]), prompt)
+    assert torch.equal(last[1], generated)
 
 
 def test_wide_model_does_not_depend_on_its_batch() -> None:

@@ -11,7 +11,12 @@ from configs.errors import InvariantError
 from configs.numerics import Numerics
 from model.latent_moe import GluLayer, LatentMoeLayer, select_experts
 from model.reference import ReferenceDispatcher
-from tests.fakes.small_model import RandomTensors, small_dims
+from tests.fakes.small_model import (
+    GroupedDispatcher,
+    RandomExperts,
+    RandomTensors,
+    small_dims,
+)
 
 MODES = pytest.mark.parametrize("numerics", list(Numerics), ids=lambda mode: mode.value)
 
@@ -118,6 +123,17 @@ def test_reference_dispatcher_adds_weighted_experts_in_ascending_id() -> None:
     assert ticket.is_ready()
     assert calls == [(3, 1), (3, 5), (3, 2), (3, 7)]
     assert dispatcher.finish(ticket)[:, 0].tolist() == [4.5, 9.0]
+
+
+def test_grouped_dispatcher_of_the_tests_equals_the_reference_bit_for_bit() -> None:
+    experts = RandomExperts(small_dims())
+    z, weights = torch.randn(40, 16), torch.rand(40, 3)
+    expert_ids = torch.rand(40, 9).topk(3).indices
+    tickets = [
+        dispatcher.begin(1, z, expert_ids, weights)
+        for dispatcher in (ReferenceDispatcher(experts), GroupedDispatcher(experts))
+    ]
+    assert torch.equal(tickets[0].u_TL, tickets[1].u_TL)
 
 
 def test_reference_dispatcher_refuses_a_foreign_ticket() -> None:
