@@ -1,4 +1,4 @@
-"""From dispatch frames to one batch of pairs, and back to one answer per frame. Pure.
+"""From dispatch frames to one batch of pairs. Pure.
 
 Latents stay bytes until they are computed with: a row is moved faster than it is converted.
 
@@ -9,7 +9,6 @@ latent size.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 import msgspec
 import numpy as np
@@ -18,13 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from configs.errors import FrameError
-from configs.numerics import Combine, FloatType
+from configs.numerics import FloatType
 from router.frames import PAIR_BYTES, FrameHeader, FrameKind
 from router.pairs import EXPERT, ROW, WEIGHT
-from router.staging import TORCH_TYPES, StagingRows
+from router.staging import TORCH_TYPES
 from router.transport.base import Bytes, Frame
-
-MAX_FAILURE_BYTES = 4096
 
 
 class Dispatch(msgspec.Struct, frozen=True, gc=False):
@@ -115,72 +112,4 @@ def merge_dispatches(dispatches: Sequence[Dispatch]) -> PairBatch:
         latents=latents,
         rows_P=rows,
         experts_P=experts,
-    )
-
-
-def make_answer(
-    dispatch: Dispatch, y_QL: Tensor, staging: StagingRows
-) -> tuple[FrameHeader, Bytes]:
-    """Return the answer to a dispatch: header and payload, valid until `staging` is used again.
-
-    Args:
-        dispatch: What is answered.
-        y_QL: Its pair answers, in the order of its pairs; any float type.
-        staging: Memory for rows of the dispatch's latent size and wire dtype.
-    """
-    header = dispatch.header
-    if header.combine is Combine.PRESUM:
-        y_QL = sum_pairs(dispatch, y_QL)
-    payload = staging.stage(y_QL).reshape(-1)
-    return _answer_header(header, FrameKind.COMBINE, payload.nbytes), payload
-
-
-def make_failure(header: FrameHeader, text: str) -> tuple[FrameHeader, Bytes]:
-    """Return the frame that tells the sender of `header` what went wrong."""
-    payload = np.frombuffer(text.encode()[:MAX_FAILURE_BYTES], np.uint8)
-    return _answer_header(header, FrameKind.FAILURE, payload.nbytes), payload
-
-
-def sum_pairs(dispatch: Dispatch, y_QL: Tensor) -> Tensor:
-    """Return the weighted sums `[N, L]` in float32, each row's terms in the order of its pairs.
-
-    Routers send the pairs of a token in ascending expert id.
-    """
-    header = dispatch.header
-    terms_QL = y_QL.to(torch.float32, copy=True)
-    terms_QL.mul_(torch.from_numpy(dispatch.weights.reshape(-1, 1)))
-    terms = terms_QL.numpy()
-    sums = np.zeros((header.num_tokens, header.latent_size), np.float32)
-    rows = dispatch.rows.astype(np.int64)
-    for start, stop in _ascending_runs(rows):
-        # Rows of a run are distinct, so one addition takes all of them.
-        if stop - start == header.num_tokens:
-            np.add(sums, terms[start:stop], sums)
-        else:
-            sums[rows[start:stop]] += terms[start:stop]
-    return torch.from_numpy(sums)
-
-
-def _ascending_runs(rows: NDArray[np.int64]) -> list[tuple[int, int]]:
-    """Return the [start, stop) of each longest run of strictly ascending rows."""
-    stops = ((rows[1:] <= rows[:-1]).nonzero()[0] + 1).tolist()
-    edges = [0, *stops, rows.size]
-    return [(start, stop) for start, stop in pairwise(edges) if start < stop]
-
-
-def _answer_header(header: FrameHeader, kind: FrameKind, num_bytes: int) -> FrameHeader:
-    return FrameHeader(
-        kind=kind,
-        generation=header.generation,
-        epoch=header.epoch,
-        step=header.step,
-        layer=header.layer,
-        lane=header.lane,
-        attempt=header.attempt,
-        num_tokens=header.num_tokens,
-        num_pairs=header.num_pairs,
-        latent_size=header.latent_size,
-        wire_dtype=header.wire_dtype,
-        combine=header.combine,
-        payload_bytes=num_bytes,
     )

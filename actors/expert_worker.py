@@ -21,11 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from actors.expert_answers import AnswerMaker, make_failure
 from actors.expert_merge import (
     Dispatch,
     PairBatch,
-    make_answer,
-    make_failure,
     merge_dispatches,
     parse_dispatch,
 )
@@ -35,7 +34,6 @@ from configs.ids import Epoch, Generation, WorkerId
 from configs.numerics import FloatType
 from router.frames import HEADER_BYTES, FrameHeader
 from router.membership import ExpertWorkerInfo
-from router.staging import StagingRows
 from router.transport.base import Bytes, Frame, Link, Listener
 from router.transport.connect import TransportKind, host_token, listen
 from router.transport.wait import Waiter
@@ -147,10 +145,7 @@ class ExpertWorker:
         self._queue: MergeQueue[tuple[int, FloatType], _Waiting] = MergeQueue(
             window_s=settings.merge_window_s
         )
-        self._staging = {
-            wire_dtype: StagingRows(row_size=compute.latent_size, wire_dtype=wire_dtype)
-            for wire_dtype in FloatType
-        }
+        self._answers = AnswerMaker(latent_size=compute.latent_size)
         self._frames = 0
         self._failures = 0
         self._merged_ffns = 0
@@ -303,12 +298,11 @@ class ExpertWorker:
         self._merged_ffns += 1
         self._pairs += batch.experts_P.size
         self._expert_weight_reads += num_reads
-        staging = self._staging[batch.wire_dtype]
         start = 0
         for item in waiting:
             stop = start + item.dispatch.header.num_pairs
             answers = y_PL if len(waiting) == 1 else y_PL[start:stop]
-            header, payload = make_answer(item.dispatch, answers, staging)
+            header, payload = self._answers.make_answer(item.dispatch, answers)
             self._reply(item.peer, item.frame, header, payload)
             start = stop
         self._busy_s += time.monotonic() - started

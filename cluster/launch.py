@@ -267,15 +267,27 @@ class Launch:
         self._reporter.ready(record)
 
     def _watch(self, handles: Sequence[WorkerHandle]) -> None:
-        """Report workers that end, until asked to stop. The cluster goes on without them."""
+        """Report workers that end, until asked to stop.
+
+        The cluster goes on while each pool has a worker left, although experts of a dead worker are
+        missing; without a pool it can serve nothing and a supervisor should start it again.
+
+        Raises:
+            WorkerError: All workers of a pool are gone.
+        """
         watch = RayGateway.watch(handles)
+        left = {handle.worker for handle in handles}
         while not self._stop.is_asked:
-            if watch.num_running == 0:
-                self._stop.wait(_POLL_S)
-                continue
             for worker, reason in watch.ended(timeout_s=_POLL_S):
                 _logger.error("worker %s is gone: %s", worker, reason)
                 self._reporter.worker_gone(worker, reason)
+                left.discard(worker)
+            for kind in ("attention", "expert"):
+                if not any(worker.startswith(kind) for worker in left):
+                    raise WorkerError(
+                        f"no {kind} worker is left, so nothing can be served; see "
+                        f"{self._data_folder.log_folder}, then start the cluster again"
+                    )
 
     def _close(self, application: GatewayApplication, drain_s: float) -> None:
         """Drain unless asked twice, then close: clients hear of it before any worker goes."""

@@ -146,6 +146,15 @@ class NoWorkerError(WorkerError):
     code = "NO_WORKER"
 
 
+class ShuttingDownError(WorkerError):
+    """The server is being stopped: it takes no request, and ends those that did not finish in time.
+
+    Retry on another server, or when it is up again.
+    """
+
+    code = "SHUTTING_DOWN"
+
+
 class TransportError(ServingError):
     """A data-plane or request-channel connection failed. Names the peer."""
 

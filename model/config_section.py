@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import cast
 
 from configs.errors import ModelConfigError
 
 _MISSING = object()
+MAX_INTEGER = (1 << 31) - 1
+"""No count of a model is larger; sums over absurd ones would take all memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +49,14 @@ class ConfigSection:
             raise self.unusable(key, found, "an object")
         return ConfigSection(found, self.name(key))
 
-    def integer(self, key: str, *, at_least: int = 1) -> int:
-        """Return an integer not below `at_least`."""
+    def integer(self, key: str, *, at_least: int = 1, at_most: int = MAX_INTEGER) -> int:
+        """Return an integer in `at_least..at_most`."""
         found = self.value(key)
-        if not isinstance(found, int) or isinstance(found, bool) or found < at_least:
-            raise self.unusable(key, found, f"an integer >= {at_least}")
-        return found
+        is_integer = isinstance(found, int) and not isinstance(found, bool)
+        if not is_integer or not at_least <= found <= at_most:  # type: ignore[operator]  # narrowed by is_integer
+            limit = "" if at_most == MAX_INTEGER else f" and <= {at_most}"
+            raise self.unusable(key, found, f"an integer >= {at_least}{limit}")
+        return cast("int", found)
 
     def number(self, key: str) -> float:
         """Return a finite number."""

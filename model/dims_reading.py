@@ -17,6 +17,8 @@ from model.config_section import ConfigSection
 from model.dims import KdaDims, LayerKind, MlaDims, ModelDims, MoeDims
 from model.storage import read_storage
 
+MAX_EXPERTS = 1 << 16
+"""Routed experts of a layer; K3 has 896. Beyond it a config is a typing error."""
 MLA_NORM_EPS = 1e-6
 """The released modelling code constructs q_a_layernorm and kv_a_layernorm with this default, not
 with `rms_norm_eps`; some engines use 1e-5 (logits move by about 1e-4)."""
@@ -146,10 +148,11 @@ def _read_layer_kinds(text: ConfigSection, linear: ConfigSection) -> tuple[Layer
                     f"and {linear.name('full_attn_layers')}; expected each of 1..{num_layers} once"
                 )
             kinds[number] = kind
-    missing = [number for number in range(1, num_layers + 1) if number not in kinds]
-    if missing:
+    if len(kinds) < num_layers:
+        # Among the first len + 1 numbers one is missing; the rest may be absurdly many.
+        first = next(number for number in range(1, len(kinds) + 2) if number not in kinds)
         raise ModelConfigError(
-            f"config.json: {len(missing)} of {num_layers} layers, first {missing[0]}, are in "
+            f"config.json: {num_layers - len(kinds)} of {num_layers} layers, first {first}, are in "
             f"neither {linear.name('kda_layers')} nor {linear.name('full_attn_layers')}; "
             f"expected each of 1..{num_layers} once (1-based)"
         )
@@ -184,7 +187,7 @@ def _read_mla(text: ConfigSection, norm_eps: float) -> MlaDims:
 
 
 def _read_moe(text: ConfigSection) -> MoeDims:
-    num_experts = text.integer("num_experts")
+    num_experts = text.integer("num_experts", at_most=MAX_EXPERTS)
     num_experts_per_token = text.integer("num_experts_per_token")
     if num_experts_per_token > num_experts:
         raise text.unusable(

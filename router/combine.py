@@ -64,8 +64,8 @@ class LatentSum:
     def __init__(self, *, latent_size: int, wire_dtype: FloatType) -> None:
         """Prepare for answers of `latent_size` values of `wire_dtype`."""
         self._latent_size = latent_size
-        self._type = TORCH_TYPES[wire_dtype]
         self._staging = StagingRows(row_size=latent_size, wire_dtype=wire_dtype)
+        self._partial = StagingRows(row_size=latent_size, wire_dtype=wire_dtype)
         self._max_rows = max(1, _BLOCK_VALUES // latent_size)
         self._staging.views(self._max_rows)
         self._terms = torch.empty(self._max_rows, latent_size)
@@ -100,13 +100,14 @@ class LatentSum:
             sums_TL.zero_()
         total = sums_TL.numpy()
         for i, partial in enumerate(partial_sums):
-            values = torch.from_numpy(partial.answers).view(self._type).view(-1, self._latent_size)
+            values_NL, rows = self._partial.views(partial.part.num_rows)
+            np.copyto(rows, partial.answers.reshape(rows.shape))
             if partial.part.rows_N is not None:
-                total[partial.part.rows_N] += values.float().numpy()
+                total[partial.part.rows_N] += values_NL.float().numpy()
             elif i == 0:
-                sums_TL.copy_(values)
+                sums_TL.copy_(values_NL)
             else:
-                total += values.float().numpy()
+                total += values_NL.float().numpy()
         return sums_TL
 
     def _weigh(

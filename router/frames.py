@@ -12,7 +12,7 @@ presum: `[num_tokens, latent_size]`, the weighted sums over the worker's pairs. 
 Payload of FAILURE: UTF-8 text, `code: message`.
 
 Header bytes are `HEADER_BYTES`; pair bytes are `PAIR_BYTES` each. One byte and one word of the
-header (`read_place`) belong to the transport: they say where the payload lies.
+header (`decode_placed_header`) belong to the transport: they say where the payload lies.
 """
 
 from __future__ import annotations
@@ -33,9 +33,6 @@ PAIR_BYTES = 12
 
 _HEADER = struct.Struct("<IHBBBBHHIQQHIIIIIQ")
 HEADER_BYTES = _HEADER.size
-_PLACE_OFFSET = 9
-_POSITION = struct.Struct("<I")
-_POSITION_OFFSET = 36
 
 
 class FrameKind(IntEnum):
@@ -135,10 +132,20 @@ def decode_header(data: bytes | bytearray | memoryview) -> FrameHeader:
     Raises:
         FrameError: Wrong length, magic, version or code, or counts that do not give the payload.
     """
+    return decode_placed_header(data)[0]
+
+
+def decode_placed_header(data: bytes | bytearray | memoryview) -> tuple[FrameHeader, int, int]:
+    """Parse and check a header; return it with (place, position) as given to `encode_header`.
+
+    Raises:
+        FrameError: As `decode_header`.
+    """
     if len(data) != HEADER_BYTES:
         raise FrameError(f"frame header has {len(data)} bytes, expected {HEADER_BYTES}")
-    (magic, version, kind, dtype, combine, _, layer, lane, generation, epoch, step, attempt, _,
-     num_tokens, num_pairs, latent_size, _, payload_bytes) = _HEADER.unpack(data)  # fmt: skip
+    (magic, version, kind, dtype, combine, place, layer, lane, generation, epoch, step,
+     attempt, position, num_tokens, num_pairs, latent_size, _,
+     payload_bytes) = _HEADER.unpack(data)  # fmt: skip
     if magic != MAGIC:
         raise FrameError(f"frame magic is {magic:#010x}, expected {MAGIC:#010x}")
     if version != VERSION:
@@ -164,12 +171,7 @@ def decode_header(data: bytes | bytearray | memoryview) -> FrameHeader:
             f"frame has an unknown code: kind {kind}, dtype {dtype}, combine {combine}"
         ) from exc
     check_lengths(header)
-    return header
-
-
-def read_place(encoded: bytes | bytearray | memoryview) -> tuple[int, int]:
-    """Return (place, position) as given to `encode_header`."""
-    return encoded[_PLACE_OFFSET], _POSITION.unpack_from(encoded, _POSITION_OFFSET)[0]
+    return header, place, position
 
 
 def check_lengths(header: FrameHeader) -> None:

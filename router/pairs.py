@@ -49,9 +49,8 @@ def list_pairs(
             f"{weights_TK.shape} must both be [tokens, picks]"
         )
     num_tokens, num_picks = expert_ids_TK.shape
-    pairs = np.empty((3, num_tokens * num_picks), np.uint32)
-    pairs[ROW] = _token_of_pair(num_tokens, num_picks)
-    pairs[WEIGHT].view(np.float32)[:] = weights_TK.reshape(-1)
+    pairs = _rows_only(num_tokens, num_picks).copy()
+    pairs[WEIGHT] = weights_TK.reshape(-1).view(np.uint32)
     pairs[EXPERT] = expert_ids_TK.reshape(-1)
     return pairs
 
@@ -97,10 +96,12 @@ def unknown_expert(pairs_3P: NDArray[np.uint32], routes: LayerRoutes) -> Routing
 
 
 @functools.lru_cache(maxsize=64)
-def _token_of_pair(num_tokens: int, num_picks: int) -> NDArray[np.uint32]:
-    tokens = np.repeat(np.arange(num_tokens, dtype=np.uint32), num_picks)
-    tokens.flags.writeable = False
-    return tokens
+def _rows_only(num_tokens: int, num_picks: int) -> NDArray[np.uint32]:
+    """Return a pair array that lacks weights and experts."""
+    pairs = np.zeros((3, num_tokens * num_picks), np.uint32)
+    pairs[ROW] = np.repeat(np.arange(num_tokens, dtype=np.uint32), num_picks)
+    pairs.flags.writeable = False
+    return pairs
 
 
 @functools.lru_cache(maxsize=64)

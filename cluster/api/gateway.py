@@ -15,7 +15,7 @@ from cluster.api.inference import Inference
 from cluster.api.request_router import RequestRouter
 from cluster.api.topology import TopologySource
 from cluster.telemetry import Metrics, RequestTracer, make_tracer_provider
-from configs.errors import ConfigError, WorkerError
+from configs.errors import ConfigError, ShuttingDownError
 from model.tokenizer import Tokenizer
 
 __all__ = ["AttentionEndpoint", "BoundAddresses", "Gateway", "GatewaySettings"]
@@ -151,7 +151,10 @@ class Gateway:
 
     async def _fail_running(self) -> None:
         self._router.fail_all(
-            WorkerError(f"gateway {self._settings.gateway} is shutting down; retry on another one")
+            ShuttingDownError(
+                f"the server is shutting down; running requests had "
+                f"{self._settings.drain_timeout_s:g} s to finish (api.drain_timeout_s)"
+            )
         )
         try:
             async with asyncio.timeout(GOODBYE_S):

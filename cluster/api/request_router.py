@@ -26,6 +26,7 @@ from configs.errors import (
     OverloadedError,
     RequestTooLargeError,
     ServingError,
+    ShuttingDownError,
     TransportError,
 )
 from configs.ids import RequestId, WorkerId
@@ -224,9 +225,7 @@ class RequestRouter:
 
     def _check_open(self) -> None:
         if self._is_draining:
-            raise NoWorkerError(
-                f"gateway {self._settings.gateway} is shutting down; retry on another one"
-            )
+            raise ShuttingDownError("the server is shutting down and takes no new request")
         if self.num_connected == 0:
             raise NoWorkerError("no attention worker is connected; retry in a moment")
 

@@ -67,6 +67,7 @@ STATUS_OF: Final[Mapping[type[errors.ServingError], StatusRow]] = MappingProxyTy
         errors.FrameError: StatusRow(grpc.StatusCode.INTERNAL, 500),
         errors.PlacementError: StatusRow(grpc.StatusCode.INTERNAL, 500),
         errors.WorkerError: StatusRow(grpc.StatusCode.UNAVAILABLE, 503, 0.5),
+        errors.ShuttingDownError: StatusRow(grpc.StatusCode.UNAVAILABLE, 503, 2.0),
         errors.NoWorkerError: StatusRow(grpc.StatusCode.UNAVAILABLE, 503, 2.0),
         errors.TransportError: StatusRow(grpc.StatusCode.UNAVAILABLE, 503, 0.5),
         errors.PeerClosedError: StatusRow(grpc.StatusCode.UNAVAILABLE, 503, 0.5),

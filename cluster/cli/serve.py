@@ -94,7 +94,8 @@ def _run(
     """Run a launch in its own thread, so that this one is free to take signals."""
     for note in order.resolved.notes:
         _logger.info("resolved %s", note)
-    reporter = _TerminalReporter(terminal, stop)
+    drain_timeout_s = order.resolved.serving.api.drain_timeout_s
+    reporter = _TerminalReporter(terminal, stop, drain_timeout_s=drain_timeout_s)
     launch = Launch(order, data_folder=data_folder, stop=stop, reporter=reporter)
     results: list[bool] = []
     errors: list[BaseException] = []
@@ -108,7 +109,7 @@ def _run(
     thread = threading.Thread(target=_launch, name="launch")
     thread.start()
     signals.wait_for(thread)
-    reporter.close()
+    reporter.stopped()
     if errors:
         _logger.error("the launch failed", exc_info=errors[0])
         raise errors[0]
@@ -118,14 +119,16 @@ def _run(
 class _TerminalReporter:
     """Shows a launch on the terminal: a moving line while something goes on, then facts."""
 
-    def __init__(self, terminal: Terminal, stop: StopRequest) -> None:
+    def __init__(self, terminal: Terminal, stop: StopRequest, *, drain_timeout_s: float) -> None:
         self._terminal = terminal
         self._stop = stop
+        self._drain_timeout_s = drain_timeout_s
         self._status: Status | None = None
 
     def step(self, text: str) -> None:
-        """Show what goes on; nothing where nobody watches."""
+        """Show what goes on: a moving line, or plain ones where nobody watches."""
         if not self._terminal.out.is_terminal:
+            self._terminal.out.print(text, markup=False)
             return
         if self._status is None:
             self._status = self._terminal.out.status(text)
@@ -151,12 +154,26 @@ class _TerminalReporter:
         out.print("Ctrl-C finishes running requests and stops; twice stops at once.")
 
     def worker_gone(self, worker: WorkerId, reason: str) -> None:
-        """Say which worker is gone."""
-        self._terminal.errors.print(f"worker {worker} is gone: {reason}", markup=False)
+        """Say which worker is gone; the log has Ray's whole explanation."""
+        first = reason.strip().splitlines()[0] if reason.strip() else "no reason given"
+        self._terminal.errors.print(f"worker {worker} is gone: {first[:200]}", markup=False)
+        self._terminal.errors.print(
+            "requests that need it fail; start the cluster again to replace it", markup=False
+        )
 
     def stopping(self) -> None:
-        """Say that it ends."""
-        self.step("stopping" if self._stop.is_asked else "taking down what was started")
+        """Say that it ends, and how long running requests may hold it."""
+        drain_s = self._drain_timeout_s
+        self.step(
+            f"stopping; running requests get {drain_s:g} s to finish (Ctrl-C again does not wait)"
+            if self._stop.is_asked
+            else "taking down what was started"
+        )
+
+    def stopped(self) -> None:
+        """Say that nothing is left."""
+        self.close()
+        self._terminal.out.print("stopped")
 
     def close(self) -> None:
         """Take the moving line away."""

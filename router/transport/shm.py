@@ -14,7 +14,7 @@ from pathlib import Path
 
 from configs.errors import FrameError, TransportError
 from configs.ids import Generation, WorkerId
-from router.frames import FrameHeader, read_place
+from router.frames import FrameHeader
 from router.transport.base import Bytes, Frame, Hello, Link
 from router.transport.handshake import dial
 from router.transport.listener import SocketListener
@@ -48,10 +48,9 @@ class ShmLink(StreamLink):
         position = self._outgoing.try_write(parts, num_bytes)
         return None if position is None else (PLACE_RING, position)
 
-    def _placed_frame(self, header: FrameHeader) -> Frame | None:
-        place, position = read_place(self._head)
+    def _placed_frame(self, header: FrameHeader, place: int, position: int) -> Frame | None:
         if place != PLACE_RING:
-            return super()._placed_frame(header)
+            return super()._placed_frame(header, place, position)
         payload, number = self._incoming.receive(position, header.payload_bytes)
         return Frame(header, payload, -number)
 

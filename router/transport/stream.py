@@ -19,9 +19,8 @@ from configs.ids import Generation, WorkerId
 from router.frames import (
     HEADER_BYTES,
     FrameHeader,
-    decode_header,
+    decode_placed_header,
     encode_header,
-    read_place,
 )
 from router.transport.base import Bytes, Frame
 from router.transport.buffers import BufferPool
@@ -74,9 +73,7 @@ class StreamLink:
     def send(self, header: FrameHeader, parts: Sequence[Bytes], *, deadline: float) -> None:
         """Send or queue one frame; see `Link.send`."""
         self._check_open()
-        num_bytes = 0
-        for part in parts:
-            num_bytes += part.nbytes
+        num_bytes = sum([part.nbytes for part in parts])
         if num_bytes != header.payload_bytes:
             raise FrameError(
                 f"frame for {self._peer} has {num_bytes} payload bytes, its header states "
@@ -88,8 +85,8 @@ class StreamLink:
             self._write(chunks, HEADER_BYTES + num_bytes, deadline)
         else:
             place, position = placed
-            head = encode_header(header, place=place, position=position)
-            self._write([memoryview(head)], HEADER_BYTES, deadline)
+            head = memoryview(encode_header(header, place=place, position=position))
+            self._write([head], HEADER_BYTES, deadline)
 
     def flush(self) -> bool:
         """Push queued bytes; see `Link.flush`."""
@@ -119,8 +116,8 @@ class StreamLink:
             if not self._read_header():
                 return None
             try:
-                header = decode_header(self._head)
-                placed = self._placed_frame(header)
+                header, place, position = decode_placed_header(self._head)
+                placed = self._placed_frame(header, place, position)
             except FrameError:
                 self.close()
                 raise
@@ -159,13 +156,12 @@ class StreamLink:
         del parts, num_bytes
         return None
 
-    def _placed_frame(self, header: FrameHeader) -> Frame | None:
+    def _placed_frame(self, header: FrameHeader, place: int, position: int) -> Frame | None:
         """Return the frame whose header was just read, or None when its payload follows.
 
         Raises:
             FrameError: The header names a place that this link does not have.
         """
-        place, _ = read_place(self._head)
         if place != PLACE_STREAM:
             raise FrameError(
                 f"frame from {self._peer} puts its payload in place {place}, this link has only "

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 
 from configs.ids import Epoch, Generation
 from configs.numerics import Combine, FloatType
 from router.frames import FrameHeader, FrameKind, dispatch_payload_bytes
-from router.transport.base import Bytes
+from router.staging import TORCH_TYPES
+from router.transport.base import Bytes, Frame
 
 
 def dispatch_header(
@@ -67,3 +69,24 @@ def pair_bytes(rows: list[int], experts: list[int], weights: list[float]) -> Byt
     pairs[2] = experts
     pairs[1] = np.array(weights, np.float32).view(np.uint32)
     return pairs.reshape(-1).view(np.uint8)
+
+
+def dispatch_frame(
+    z_NL: torch.Tensor,
+    rows: list[int],
+    experts: list[int],
+    *,
+    wire_dtype: FloatType = FloatType.FLOAT32,
+    combine: Combine = Combine.CANONICAL,
+) -> Frame:
+    """A dispatch of latents `[N, L]`; pair `i` has weight `0.5 + i`."""
+    header = dispatch_header(
+        num_tokens=z_NL.shape[0],
+        num_pairs=len(rows),
+        latent_size=z_NL.shape[1],
+        wire_dtype=wire_dtype,
+        combine=combine,
+    )
+    latents = z_NL.to(TORCH_TYPES[wire_dtype]).view(torch.uint8).numpy().reshape(-1)
+    weights = [0.5 + i for i in range(len(rows))]
+    return Frame(header, np.concatenate([latents, pair_bytes(rows, experts, weights)]))

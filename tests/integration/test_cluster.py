@@ -187,6 +187,17 @@ def test_dead_worker_is_reported_and_the_cluster_stays(serve):
     assert cluster.leftovers() == []
 
 
+def test_cluster_whose_last_expert_worker_dies_ends_with_a_failure(serve):
+    cluster = serve("expert_pool.num_workers=1")
+    record = cluster.wait_ready()
+    with LatentmeshClient(record.grpc) as client:
+        pid = client.topology().expert_workers[0].pid
+    os.kill(pid, signal.SIGKILL)
+    assert cluster.process.wait(60) == 1
+    assert "no expert worker is left" in cluster.errors
+    assert cluster.leftovers() == []
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
 def test_stopped_cluster_leaves_no_process_socket_or_memory_file(serve, number):
     cluster = serve()

@@ -228,3 +228,14 @@ def test_config_without_text_config_is_not_guessed(tmp_path, config) -> None:
     (tmp_path / "config.json").write_text(flat, encoding="utf-8")
     with pytest.raises(ModelConfigError, match="model_type is 'kimi_linear'"):
         load_dims(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("num_hidden_layers", 10**9), ("num_hidden_layers", 10**15), ("num_experts", 10**6)],
+)
+def test_absurd_count_is_refused_at_once(golden_dir, key, value):
+    config = load_config(golden_dir / "mini")
+    config["text_config"][key] = value
+    with pytest.raises(ModelConfigError, match=str(value)):
+        read_dims(config)

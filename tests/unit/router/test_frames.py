@@ -15,8 +15,8 @@ from router.frames import (
     FrameKind,
     combine_payload_bytes,
     decode_header,
+    decode_placed_header,
     encode_header,
-    read_place,
 )
 from tests.fakes.frame_making import dispatch_header
 
@@ -50,7 +50,7 @@ def test_the_place_of_a_payload_travels_beside_the_header(
     header: FrameHeader, place: int, position: int
 ) -> None:
     data = encode_header(header, place=place, position=position)
-    assert read_place(data) == (place, position)
+    assert decode_placed_header(data) == (header, place, position)
     assert decode_header(data) == header
 
 
