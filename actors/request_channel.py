@@ -7,7 +7,10 @@ of all its requests together, and the requests that ended. Every submitted (requ
 in exactly one `Ended`.
 
 Flow control: a worker generates at most `Submit.credit_tokens` + all `Credit.num_tokens` tokens of
-a request, then pauses it until more credit comes, so a slow reader costs bounded memory.
+a request, then pauses it until more credit comes, so a slow reader costs bounded memory and delays
+nobody else. For a score the same two fields count prompt rows: the worker computes at most so many
+rows. Chunks of a prompt end on a grid of `ROW_GRID` positions or at its end, so a score makes
+progress only with credit up to the next such position; grant multiples of `ROW_GRID`.
 
 Times are durations: clocks of two machines are never compared.
 """
@@ -24,6 +27,8 @@ from configs.numerics import EndReason, FinishReason
 
 MAX_MESSAGE_BYTES: Final = 64 << 20
 LENGTH_BYTES: Final = 4
+ROW_GRID: Final = 16
+"""Credit of scores is granted in multiples of this many rows; the rest of a prompt may be less."""
 
 
 class Sampling(msgspec.Struct, frozen=True):
@@ -52,6 +57,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     timeout_s: float | None = None
     """Seconds left of the client's deadline; None has none."""
     credit_tokens: int = 4096
+    """Tokens that may be generated, or prompt rows that a score may compute, before `Credit`."""
     want_logits: bool = False
     """Return the float32 logits of every prompt position (a score) in `LogitRows`."""
     generated_ids: list[int] = []
@@ -66,7 +72,7 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
 
 
 class Credit(msgspec.Struct, frozen=True, tag="credit"):
-    """Allow more tokens of a request."""
+    """Allow more tokens of a request, or more rows of a score."""
 
     request_id: RequestId
     attempt: int

@@ -201,6 +201,7 @@ class SingleProcess:
             max_tokens=0,
             sampling=Sampling(),
             stop_token_ids=[],
+            credit_tokens=len(token_ids),
             want_logits=True,
         )
         rows: list[NDArray[np.float32]] = []

@@ -34,7 +34,7 @@ from cluster.ray_gateway import (
 from cluster.ready_record import ReadyRecord, remove_record, write_record
 from cluster.run_folder import RunFolder
 from cluster.serve_gateway import GatewayReplica
-from cluster.state_store import ClusterRecord, StateStore
+from cluster.state_store import ClusterRecord, FencingToken, StateStore
 from cluster.stop_request import StopRequest, StopRequestedError
 from cluster.unwinding import Unwinding
 from cluster.valkey import EmbeddedValkey
@@ -64,6 +64,9 @@ class LaunchReporter(Protocol):
 
     def worker_gone(self, worker: WorkerId, reason: str) -> None:
         """A worker ended that should not have."""
+
+    def state_server_gone(self, reason: str) -> None:
+        """The embedded state server ended that should not have; requests are still served."""
 
     def stopping(self) -> None:
         """The launch takes everything down."""
@@ -106,6 +109,7 @@ class Launch:
         self._stop = stop
         self._reporter = reporter
         self._unwinding = Unwinding()
+        self._state_server: EmbeddedValkey | None = None
         self.cluster = ClusterId(secrets.token_hex(3))
 
     def run(self) -> bool:
@@ -143,7 +147,7 @@ class Launch:
         state_url = self._start_state_server(run_folder)
         store = self._open_store(state_url)
         token = store.acquire_token()
-        self._unwinding.add("removing the state", partial(store.remove_cluster, token=token))
+        self._unwinding.add("removing the state", partial(self._remove_state, store, token))
 
         self._begin("starting Ray")
         ray = RayGateway.start(self._serving.ray, folder=run_folder.ray)
@@ -215,6 +219,7 @@ class Launch:
             log_file=self._data_folder.log_folder / "valkey.log",
         )
         self._unwinding.add("stopping the state server", server.stop)
+        self._state_server = server
         return server.url
 
     def _open_store(self, url: str) -> StateStore:
@@ -223,6 +228,16 @@ class Launch:
         if self._serving.state.url == "embedded":
             store.forget_other_clusters()
         return store
+
+    def _remove_state(self, store: StateStore, token: FencingToken) -> None:
+        if self._has_lost_state_server():
+            # The next start forgets what the dead server's file holds of this cluster.
+            _logger.warning("the state server is gone; the state is left to the next start")
+            return
+        store.remove_cluster(token=token)
+
+    def _has_lost_state_server(self) -> bool:
+        return self._state_server is not None and not self._state_server.is_running
 
     def _open_gateway(self, deploying: Future[GatewayApplication]) -> BoundAddresses:
         deadline = time.monotonic() + GATEWAY_TIMEOUT_S
@@ -267,7 +282,7 @@ class Launch:
         self._reporter.ready(record)
 
     def _watch(self, handles: Sequence[WorkerHandle]) -> None:
-        """Report workers that end, until asked to stop.
+        """Report workers and a state server that end, until asked to stop.
 
         The cluster goes on while each pool has a worker left, although experts of a dead worker are
         missing; without a pool it can serve nothing and a supervisor should start it again.
@@ -277,7 +292,13 @@ class Launch:
         """
         watch = RayGateway.watch(handles)
         left = {handle.worker for handle in handles}
+        is_state_reported = False
         while not self._stop.is_asked:
+            if not is_state_reported and self._has_lost_state_server():
+                is_state_reported = True
+                reason = f"it ended; see {self._data_folder.log_folder / 'valkey.log'}"
+                _logger.error("the state server is gone: %s", reason)
+                self._reporter.state_server_gone(reason)
             for worker, reason in watch.ended(timeout_s=_POLL_S):
                 _logger.error("worker %s is gone: %s", worker, reason)
                 self._reporter.worker_gone(worker, reason)

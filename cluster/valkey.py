@@ -101,6 +101,11 @@ class EmbeddedValkey:
         """Process id of the server."""
         return self._process.pid
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the server's process runs."""
+        return self._process.poll() is None
+
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """End the server, by force after `timeout_s`; remove socket and pid file. Idempotent."""
         if self._process.poll() is None:

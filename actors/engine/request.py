@@ -46,7 +46,7 @@ class EngineRequest:
     """Blocks that it can need at most; reserved as a whole at admission."""
     deadline: float | None
     credit: int
-    """Tokens that it may still generate before the gateway grants more."""
+    """Tokens that it may still generate, or rows that a score may still compute."""
     generated: list[int] = field(default_factory=list)
     """Tokens after the prompt, those of earlier attempts first. A stop token is the last one."""
     computed: int = 0
@@ -85,8 +85,8 @@ class EngineRequest:
 
     @property
     def is_paused(self) -> bool:
-        """Whether it waits for credit. A score generates nothing and needs none."""
-        return self.credit <= 0 and not self.submit.want_logits
+        """Whether it waits for credit."""
+        return self.credit <= 0
 
     def tokens(self, position: int, num_tokens: int) -> list[int]:
         """Return `num_tokens` known tokens from `position` on."""
@@ -97,6 +97,13 @@ class EngineRequest:
         if position >= num_prompt:
             return self.generated[position - num_prompt : end - num_prompt]
         return self.submit.token_ids[position:] + self.generated[: end - num_prompt]
+
+    def take_progress(self, num_tokens: int, step: int) -> None:
+        """Note that `num_tokens` more tokens are in memory since `step`; a score pays for them."""
+        self.computed += num_tokens
+        self.last_step = step
+        if self.submit.want_logits:
+            self.credit -= num_tokens
 
     def append_token(self, token: int, now: float) -> None:
         """Add a token that was sampled at `now`."""

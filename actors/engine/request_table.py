@@ -202,6 +202,6 @@ def _view(request: EngineRequest, held: Collection[RequestKey]) -> RequestView:
         computed=request.computed,
         num_blocks=request.num_blocks,
         is_paused=request.is_paused or key in held,
-        wants_all_logits=request.submit.want_logits,
+        row_credit=request.credit if request.submit.want_logits else None,
         last_step=request.last_step,
     )

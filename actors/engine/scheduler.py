@@ -9,6 +9,9 @@ for memory and nothing deadlocks. The head of the queue is never overtaken, so n
 Prefill chunks end on the `TILE_TOKENS` grid of absolute positions, or at the prompt's end: the
 chunked recurrence is anchored there, so that a prompt gives the same bits however it is split.
 
+A score computes no row beyond its credit: it pauses at the last grid position that its credit
+reaches, keeps its memory, and holds up nobody.
+
 Tokens that an earlier attempt generated are replayed in decode form, in the prefill lane.
 """
 
@@ -19,8 +22,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from actors.engine.request import RequestKey
+from actors.request_channel import ROW_GRID
 
-TILE_TOKENS = 16
+TILE_TOKENS = ROW_GRID
 PREFILL_PATIENCE_STEPS = 8
 """After so many steps in which decode left prefill nothing, one tile is kept for prefill."""
 
@@ -49,8 +53,14 @@ class RequestView:
     """Blocks to reserve at admission."""
     is_paused: bool
     """Computes nothing for now: no credit, or its gateway does not read."""
-    wants_all_logits: bool
+    row_credit: int | None
+    """Rows that a score may still compute; None if it is no score."""
     last_step: int
+
+    @property
+    def wants_all_logits(self) -> bool:
+        """Whether it is a score."""
+        return self.row_credit is not None
 
     @property
     def can_decode(self) -> bool:
@@ -63,9 +73,12 @@ class RequestView:
 
     @property
     def can_prefill(self) -> bool:
-        """Whether prompt or replayed tokens are missing in memory."""
-        is_behind = self.computed < self.num_prompt or self.computed < self.num_known - 1
-        return not self.is_paused and is_behind
+        """Whether prompt or replayed tokens are missing in memory, and credit reaches some."""
+        if self.is_paused:
+            return False
+        if self.row_credit is not None:
+            return prefill_end(self, self.row_credit) > self.computed
+        return self.computed < self.num_prompt or self.computed < self.num_known - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +154,12 @@ def schedule(state: SchedulerState) -> StepPlan:
     )
 
 
+def prefill_end(view: RequestView, room: int) -> int:
+    """Return where the next `room` prompt tokens may end: on the grid, or at the prompt's end."""
+    end = min(view.computed + room, view.num_prompt)
+    return end if end == view.num_prompt else end - end % TILE_TOKENS
+
+
 def plan_admission(
     queued: Sequence[RequestView], *, num_free_blocks: int, num_free_slots: int
 ) -> tuple[RequestView, ...]:
@@ -170,7 +189,9 @@ def _plan_prefill(
 ) -> tuple[Chunk, ...]:
     chunks: list[Chunk] = []
     for view in behind:
-        room = min(budget, max_logit_rows) if view.wants_all_logits else budget
+        room = budget
+        if view.row_credit is not None:
+            room = min(budget, max_logit_rows, view.row_credit)
         chunk = _plan_chunk(view, room)
         if chunk is None:
             if room < budget:
@@ -178,7 +199,7 @@ def _plan_prefill(
             break
         chunks.append(chunk)
         budget -= chunk.num_tokens
-        if view.wants_all_logits:
+        if view.row_credit is not None:
             max_logit_rows -= chunk.num_tokens
     return tuple(chunks)
 
@@ -191,9 +212,7 @@ def _plan_chunk(view: RequestView, room: int) -> Chunk | None:
         if num_tokens <= 0:
             return None
         return Chunk(view.key, position, num_tokens, is_decode=True, logits=LogitsWanted.NONE)
-    end = min(position + room, view.num_prompt)
-    if end < view.num_prompt:
-        end -= end % TILE_TOKENS
+    end = prefill_end(view, room)
     if end <= position:
         return None
     logits = LogitsWanted.NONE

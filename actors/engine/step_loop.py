@@ -96,7 +96,10 @@ class Engine:
             self._table.end(request, EndReason.CANCELLED, now, is_reported=False)
 
     def credit(self, key: RequestKey, num_tokens: int) -> None:
-        """Let a request generate `num_tokens` more; nothing happens if it is not live."""
+        """Let a request generate `num_tokens` more, or a score compute so many more rows.
+
+        Nothing happens if it is not live.
+        """
         request = self._table.find(key)
         if request is not None:
             request.credit += max(num_tokens, 0)
@@ -247,8 +250,7 @@ class Engine:
                 self._append_token(request, token)
 
     def _note_progress(self, request: EngineRequest, chunk: Chunk) -> None:
-        request.computed += chunk.num_tokens
-        request.last_step = self._totals.steps
+        request.take_progress(chunk.num_tokens, self._totals.steps)
         if not chunk.is_decode:
             self._totals.prompt_tokens += chunk.num_tokens
         elif chunk.logits is LogitsWanted.NONE:

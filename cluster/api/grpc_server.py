@@ -21,7 +21,8 @@ from cluster.api.topology import TopologySource, to_proto
 from cluster.telemetry import Metrics
 from configs.errors import ConfigError, TransportTimeoutError
 
-SERVICE: Final = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
+_DESCRIPTOR: Final = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
+SERVICE: Final = _DESCRIPTOR.full_name
 TOPOLOGY_TIMEOUT_S: Final = 10.0
 
 _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"  # generic for type checkers only
@@ -86,7 +87,7 @@ class GrpcServer:
             ConfigError: The address cannot be bound.
         """
         self._server = grpc.aio.server(
-            interceptors=[ErrorBarrier(SERVICE, settings.gateway, metrics)],
+            interceptors=[ErrorBarrier(_DESCRIPTOR, settings.gateway, metrics)],
             options=_options(settings),
         )
         self._health = health.aio.HealthServicer()

@@ -24,7 +24,7 @@ _FROM_REASON = {number: reason for reason, number in _TO_REASON.items()}
 
 
 def read_generate(request: pb.GenerateRequest) -> GenerateParams:
-    """Return what a request asks for; unset fields are None."""
+    """Return what a request asks for; unset fields are None. Token ids stay in the message."""
     sampling = request.sampling
     return GenerateParams(
         model=request.model,
@@ -60,7 +60,7 @@ def write_generate(params: GenerateParams) -> pb.GenerateRequest:
 
 
 def read_score(request: pb.ScoreRequest) -> ScoreParams:
-    """Return what a request asks for."""
+    """Return what a request asks for. Token ids stay in the message."""
     return ScoreParams(model=request.model, prompt=_prompt_of(request))
 
 
@@ -156,7 +156,8 @@ def _prompt_of(request: pb.GenerateRequest | pb.ScoreRequest) -> str | Sequence[
         case "text":
             return request.text
         case "token_ids":
-            return tuple(request.token_ids.ids)
+            # Not copied: a list that is refused for its length alone may hold millions.
+            return request.token_ids.ids
         case _:
             return None
 

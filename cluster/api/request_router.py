@@ -18,7 +18,7 @@ import msgspec
 
 from actors.request_channel import Sampling, Submit
 from cluster.api.gateway_settings import AttentionEndpoint, GatewaySettings
-from cluster.api.request_stream import CREDIT_TOKENS, Outcome, RequestStream
+from cluster.api.request_stream import CREDIT_TOKENS, Outcome, RequestStream, row_window
 from cluster.api.worker_connection import WorkerConnection
 from cluster.telemetry import Metrics
 from configs.errors import (
@@ -238,6 +238,7 @@ class RequestRouter:
 
     def _submit_of(self, spec: RequestSpec) -> Submit:
         seed = self._draw_seed() if spec.seed is None else spec.seed
+        is_score = spec.operation is Operation.SCORE
         return Submit(
             request_id=RequestId(f"{self._settings.gateway}-{next(self._counter)}"),
             attempt=FIRST_ATTEMPT,
@@ -246,8 +247,8 @@ class RequestRouter:
             sampling=msgspec.structs.replace(spec.sampling, seed=seed),
             stop_token_ids=spec.stop_token_ids,
             timeout_s=spec.timeout_s,
-            credit_tokens=CREDIT_TOKENS,
-            want_logits=spec.operation is Operation.SCORE,
+            credit_tokens=row_window(self._settings.vocab_size) if is_score else CREDIT_TOKENS,
+            want_logits=is_score,
         )
 
     def _on_settled(self, operation: Operation, outcome: Outcome) -> None:

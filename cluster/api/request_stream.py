@@ -1,8 +1,8 @@
 """News of one accepted request on its way from a worker's connection to the one who reads it.
 
-The buffer is bounded by credit: a worker may be at most `CREDIT_TOKENS` tokens ahead of the
-reader, and logit rows at most `MAX_ROW_BYTES`. The request is settled exactly once, by the worker's
-`Ended`, by the loss of the connection, or by a reader that leaves first.
+The buffer is bounded by credit: a worker may be at most `Submit.credit_tokens` tokens, or rows of a
+score, ahead of the reader. Taking news never waits. The request is settled exactly once, by the
+worker's `Ended`, by the loss of the connection, or by a reader that leaves first.
 """
 
 from __future__ import annotations
@@ -12,12 +12,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from actors.request_channel import Cancel, Credit, Ended, LogitRows, Submit, ToWorker, Usage
+from actors.request_channel import (
+    ROW_GRID,
+    Cancel,
+    Credit,
+    Ended,
+    LogitRows,
+    Submit,
+    ToWorker,
+    Usage,
+)
 from cluster.api.status import error_of_code
 from configs.errors import (
     DeadlineError,
     InvariantError,
-    OverloadedError,
     RequestCancelledError,
     ServingError,
 )
@@ -27,10 +35,14 @@ from configs.numerics import EndReason, FinishReason
 CREDIT_TOKENS: Final = 256
 """Tokens that a worker may be ahead of the reader. Far more than a round trip's worth of steps, and
 all that is computed for nothing when a client vanishes unseen."""
-CREDIT_BATCH: Final = CREDIT_TOKENS // 4
-"""Credit is granted in pieces of at least this many tokens: one message per many steps."""
-MAX_ROW_BYTES: Final = 64 << 20
-"""Logit rows that may wait for the reader before the connection waits for it."""
+ROW_WINDOW_BYTES: Final = 8 << 20
+"""Logits that a worker may be ahead of the reader of a score, unless `ROW_GRID` rows are more."""
+
+
+def row_window(vocab_size: int) -> int:
+    """Rows of a score that a worker may be ahead of the reader: a multiple of `ROW_GRID`."""
+    num_rows = ROW_WINDOW_BYTES // (vocab_size * 4)
+    return max(ROW_GRID, num_rows - num_rows % ROW_GRID)
 
 
 class RequestKey(NamedTuple):
@@ -64,7 +76,8 @@ class RequestStream:
     """One request between the connection that fills it and the reader that empties it.
 
     Args:
-        submit: What was sent to the worker.
+        submit: What was sent to the worker. Its `credit_tokens` is how far the worker may be ahead
+            of the reader; for a score a multiple of `ROW_GRID`.
         post: Sends a message to the worker; does nothing once the connection is gone.
         on_settled: Called once, with the outcome.
         on_closed: Called once, when the reader has left.
@@ -80,7 +93,10 @@ class RequestStream:
     ) -> None:
         self.key = RequestKey(submit.request_id, submit.attempt)
         self.seed = submit.sampling.seed
-        self._max_tokens = submit.max_tokens
+        self._is_score = submit.want_logits
+        self._num_due = len(submit.token_ids) if submit.want_logits else submit.max_tokens
+        self._window = submit.credit_tokens
+        self._credit_grain = ROW_GRID if submit.want_logits else 1
         self._post = post
         self._on_settled = on_settled
         self._on_closed = on_closed
@@ -90,53 +106,19 @@ class RequestStream:
         self._num_received = 0
         self._num_granted = submit.credit_tokens
         self._num_read = 0
-        self._row_bytes = 0
         self._arrived = asyncio.Event()
-        self._has_row_room = asyncio.Event()
-        self._has_row_room.set()
 
     # The connection's side
 
     def put_tokens(self, token_ids: list[int]) -> None:
         """Take tokens from the worker. A worker that ignores its credit fails the request."""
-        if self._outcome is not None:
-            return
-        self._num_received += len(token_ids)
-        if self._num_received > self._num_granted:
-            self.fail(
-                InvariantError(
-                    f"request {self.key.request_id}: the worker sent {self._num_received} tokens, "
-                    f"{self._num_granted} were granted"
-                )
-            )
-            return
-        self._news.token_ids.extend(token_ids)
-        self._arrived.set()
+        if self._has_taken(len(token_ids), "tokens"):
+            self._news.token_ids.extend(token_ids)
 
-    async def put_rows(self, rows: LogitRows, *, timeout_s: float) -> None:
-        """Take logit rows; waits while the reader is `MAX_ROW_BYTES` behind.
-
-        A reader that makes no room within `timeout_s` loses its request.
-        """
-        if self._outcome is not None:
-            return
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._has_row_room.wait()
-        except TimeoutError:
-            self.fail(
-                OverloadedError(
-                    f"request {self.key.request_id}: {self._row_bytes} bytes of logits were not "
-                    f"read for {timeout_s} s (limit {MAX_ROW_BYTES}); read faster or send less"
-                )
-            )
-            return
-        if self._outcome is None:
+    def put_rows(self, rows: LogitRows) -> None:
+        """Take logit rows. A worker that ignores its credit fails the request."""
+        if self._has_taken(rows.num_rows, "rows"):
             self._news.rows.append(rows)
-            self._row_bytes += len(rows.data)
-            if self._row_bytes >= MAX_ROW_BYTES:
-                self._has_row_room.clear()
-            self._arrived.set()
 
     def put_end(self, ended: Ended) -> None:
         """Take the worker's end of the request."""
@@ -165,9 +147,7 @@ class RequestStream:
         self._arrived.clear()
         news, self._news = self._news, News()
         news.outcome = self._outcome
-        self._num_read += len(news.token_ids)
-        self._row_bytes = 0
-        self._has_row_room.set()
+        self._num_read += len(news.token_ids) + sum(rows.num_rows for rows in news.rows)
         return news
 
     def close(self, *, is_late: bool = False) -> None:
@@ -186,24 +166,42 @@ class RequestStream:
         self._news = News()
         self._on_closed(self)
 
+    def _has_taken(self, num_new: int, what: str) -> bool:
+        """Count what arrived; False if it is of no use, because it is late or beyond the credit."""
+        if self._outcome is not None:
+            return False
+        self._num_received += num_new
+        if self._num_received > self._num_granted:
+            self.fail(
+                InvariantError(
+                    f"request {self.key.request_id}: the worker sent {self._num_received} {what}, "
+                    f"{self._num_granted} were granted; its version may differ from the gateway's"
+                )
+            )
+            return False
+        self._arrived.set()
+        return True
+
     def _grant(self) -> None:
         if self._outcome is not None:
             return
-        num_wanted = min(self._num_read + CREDIT_TOKENS, self._max_tokens) - self._num_granted
-        is_last_piece = self._num_granted + num_wanted >= self._max_tokens
-        if num_wanted >= CREDIT_BATCH or (num_wanted > 0 and is_last_piece):
+        goal = self._num_read + self._window
+        goal -= goal % self._credit_grain
+        num_wanted = min(goal, self._num_due) - self._num_granted
+        # In large pieces: one message per many steps.
+        is_last_piece = goal >= self._num_due
+        if num_wanted > 0 and (num_wanted >= self._window // 4 or is_last_piece):
             self._num_granted += num_wanted
             self._post(Credit(*self.key, num_tokens=num_wanted))
 
     def _own_usage(self) -> Usage:
-        return Usage(output_tokens=self._num_received)
+        return Usage(output_tokens=0 if self._is_score else self._num_received)
 
     def _settle(self, outcome: Outcome) -> None:
         if self._outcome is not None:
             return
         self._outcome = outcome
         self._arrived.set()
-        self._has_row_room.set()
         self._on_settled(outcome)
 
 

@@ -54,14 +54,14 @@ class ScoreParams:
 
 
 def check_generate(params: GenerateParams, limits: Limits) -> str | Sequence[int]:
-    """Check everything but lengths and return the prompt.
+    """Check everything but what depends on the tokens of a text, and return the prompt.
 
     Raises:
-        InvalidRequestError: A field is out of range.
+        InvalidRequestError: A field is out of range, or there are too many token ids.
         UnknownModelError: The model is not the served one.
         TokenizerMissingError: Text was sent and the checkpoint has no tokenizer.
     """
-    prompt = check_prompt(params.model, params.prompt, limits)
+    prompt = check_prompt(params.model, params.prompt, limits, num_reserved=1)
     _check_sampling(params)
     if params.max_tokens is not None and params.max_tokens < 1:
         raise InvalidRequestError(
@@ -72,12 +72,19 @@ def check_generate(params: GenerateParams, limits: Limits) -> str | Sequence[int
 
 
 def check_prompt(
-    model: str, prompt: str | Sequence[int] | None, limits: Limits
+    model: str, prompt: str | Sequence[int] | None, limits: Limits, *, num_reserved: int = 0
 ) -> str | Sequence[int]:
-    """Check model and prompt, its length left out, and return the prompt.
+    """Check model and prompt, the length of text left out, and return the prompt.
+
+    Args:
+        model: Name that the client asks for; empty takes the served one.
+        prompt: Text or token ids; None when the client sent neither.
+        limits: What is checked against.
+        num_reserved: Tokens that the context has to hold beside token ids.
 
     Raises:
-        InvalidRequestError: No prompt, an empty one, or a token id out of range.
+        InvalidRequestError: No prompt, an empty one, more token ids than the context holds, or one
+            of them out of range.
         UnknownModelError: The model is not the served one.
         TokenizerMissingError: Text was sent and the checkpoint has no tokenizer.
     """
@@ -98,6 +105,8 @@ def check_prompt(
         return prompt
     if not prompt:
         raise InvalidRequestError("token_ids is empty; at least 1 token is needed")
+    # Before the ids are looked at: a message may hold millions, and every stream would wait.
+    check_prompt_length(len(prompt), limits, num_reserved=num_reserved)
     _check_token_ids("token_ids", prompt, limits)
     return prompt
 

@@ -22,8 +22,6 @@ from configs.errors import FrameError, TransportError, WorkerError
 CLOSE_TIMEOUT_S: Final = 2.0
 FIRST_BACKOFF_S: Final = 0.1
 MAX_BACKOFF_S: Final = 5.0
-SLOW_SCORE_S: Final = 30.0
-"""A reader of logits that blocks its worker's connection this long loses its request."""
 
 _log = logging.getLogger(__name__)
 
@@ -136,7 +134,7 @@ class WorkerConnection:
         reason = "it closed the connection"
         try:
             async for report in client:
-                await self._deliver(report)
+                self._deliver(report)
         except (TransportError, FrameError) as exc:
             reason = str(exc)
         except asyncio.CancelledError:
@@ -158,7 +156,8 @@ class WorkerConnection:
             _log.warning("sending to attention worker %s: %s", self.endpoint.worker, exc)
             await _close(client)
 
-    async def _deliver(self, report: StepReport) -> None:
+    def _deliver(self, report: StepReport) -> None:
+        # Never waits: a reader that is behind must not hold up the worker's other streams.
         for tokens in report.tokens:
             stream = self._streams.get(RequestKey(tokens.request_id, tokens.attempt))
             if stream is not None:
@@ -166,7 +165,7 @@ class WorkerConnection:
         for rows in report.logits:
             stream = self._streams.get(RequestKey(rows.request_id, rows.attempt))
             if stream is not None:
-                await stream.put_rows(rows, timeout_s=SLOW_SCORE_S)
+                stream.put_rows(rows)
         for ended in report.ended:
             self._end(ended)
 

@@ -161,6 +161,13 @@ class _TerminalReporter:
             "requests that need it fail; start the cluster again to replace it", markup=False
         )
 
+    def state_server_gone(self, reason: str) -> None:
+        """Say that the cluster goes on without its state server, and how to mend it."""
+        self._terminal.errors.print(f"the state server is gone: {reason}", markup=False)
+        self._terminal.errors.print(
+            "requests are still served; start the cluster again to replace it", markup=False
+        )
+
     def stopping(self) -> None:
         """Say that it ends, and how long running requests may hold it."""
         drain_s = self._drain_timeout_s

@@ -54,7 +54,9 @@ def submit(
     )
 
 
-def score(name: str, prompt: Sequence[int], *, timeout_s: float | None = None) -> Submit:
+def score(
+    name: str, prompt: Sequence[int], *, timeout_s: float | None = None, credit: int = 4096
+) -> Submit:
     return Submit(
         request_id=RequestId(name),
         attempt=0,
@@ -63,6 +65,7 @@ def score(name: str, prompt: Sequence[int], *, timeout_s: float | None = None) -
         sampling=Sampling(),
         stop_token_ids=[],
         timeout_s=timeout_s,
+        credit_tokens=credit,
         want_logits=True,
     )
 

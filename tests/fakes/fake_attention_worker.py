@@ -149,7 +149,11 @@ class FakeAttentionWorker:
             logits = np.tile(
                 np.asarray(submit.token_ids, dtype="<f4")[:, None], (1, self.vocab_size)
             )
-            await self.send_rows(submit, 0, logits)
+            num_sent = 0
+            while num_sent < len(logits):
+                room = await self._room(key, num_sent)
+                await self.send_rows(submit, num_sent, logits[num_sent : num_sent + room])
+                num_sent = self.num_sent = min(num_sent + room, len(logits))
             await self.send_end(submit, usage=Usage(prompt_tokens=len(submit.token_ids)))
             return
         reason = FinishReason.LENGTH

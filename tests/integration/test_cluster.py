@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from cluster.api.client import LatentmeshClient
+from cluster.valkey import SERVER_NAME
 from tests.fakes.served_cluster import (
     MINI,
     ServedCluster,
@@ -174,7 +175,7 @@ def test_two_clusters_run_side_by_side(record, golden, serve):
     assert generate(record.grpc, golden["tokens"], max_tokens=8) == expected
 
 
-def test_dead_worker_is_reported_and_the_cluster_stays(serve):
+def test_dead_worker_and_dead_state_server_are_reported_and_the_cluster_stays(serve):
     cluster = serve()
     record = cluster.wait_ready()
     with LatentmeshClient(record.grpc) as client:
@@ -183,6 +184,13 @@ def test_dead_worker_is_reported_and_the_cluster_stays(serve):
     cluster.wait_for(lambda: "expert-1 is gone" in cluster.errors, "news of the dead worker")
     view = read_json(run_latentmesh("status", "--server", record.grpc, "--json").stdout)
     assert view["gone_workers"] == ["expert-1"]
+    (state_server,) = (each for each in cluster.processes() if each.name() == SERVER_NAME)
+    state_server.kill()
+    cluster.wait_for(lambda: "state server is gone" in cluster.errors, "news of the state server")
+    again = read_json(run_latentmesh("status", "--server", record.grpc, "--json").stdout)
+    assert again["gone_workers"] == ["expert-1"]
+    assert (again["layers"], again["membership_generation"]) == (view["layers"], 1)
+    assert cluster.errors.count("state server is gone") == 1
     assert cluster.stop() == 0
     assert cluster.leftovers() == []
 

@@ -6,6 +6,7 @@ import random
 
 import grpc
 import grpc.aio
+import numpy as np
 import pytest
 
 from actors.request_channel import Cancel, Submit, Usage
@@ -148,6 +149,46 @@ async def test_reader_that_does_not_read_stops_the_worker_and_misses_nothing(hou
     rest, finished = await answer_of(responses)
     assert finished.usage.output_tokens == num_tokens
     assert token_ids + rest == [(10 + index) % 160_000 for index in range(num_tokens)]
+
+
+async def test_score_that_nobody_reads_holds_up_no_other_stream_and_misses_nothing(house):
+    num_rows, vocab_size = 100, 100_000
+    worker = await house.worker(vocab_size=vocab_size)
+    gateway = await house.gateway(worker, vocab_size=vocab_size)
+    # This client takes 64 KiB before it reads: less than one row.
+    reader = await house.stub(gateway, **{"grpc.http2.bdp_probe": 0})
+    other = await house.stub(gateway)
+    call = reader.Score(pb.ScoreRequest(token_ids=pb.TokenIds(ids=range(num_rows))))
+    num_sent = -1
+    while not (worker.is_starved and worker.num_sent == num_sent):
+        num_sent = worker.num_sent
+        for _ in range(20):
+            await other.GetTopology(pb.GetTopologyRequest())
+    assert 0 < num_sent < num_rows
+    token_ids, finished = await answer_of(other.Generate(ask(max_tokens=600, ignore_eos=True)))
+    assert token_ids == list(range(10, 610))
+    assert finished.usage.output_tokens == 600
+    position = 0
+    async for response in call:
+        rows = np.frombuffer(response.logits, dtype="<f4").reshape(-1, vocab_size)
+        assert response.first_position == position
+        assert (rows == np.arange(position, position + len(rows))[:, None]).all()
+        position += len(rows)
+    assert position == num_rows
+    await wait_idle(gateway)
+    assert ended(gateway, "finished") == 1  # The answer; scores are counted apart.
+
+
+async def test_score_that_nobody_reads_is_cancelled_when_its_client_leaves(house):
+    worker = await house.worker(vocab_size=100_000)
+    gateway = await house.gateway(worker, vocab_size=100_000)
+    reader = await house.stub(gateway, **{"grpc.http2.bdp_probe": 0})
+    call = reader.Score(pb.ScoreRequest(token_ids=pb.TokenIds(ids=range(100))))
+    submit = await worker.submitted.get()
+    await call.read()
+    call.cancel()
+    assert await worker.cancelled.get() == Cancel(submit.request_id, submit.attempt)
+    await wait_idle(gateway)
 
 
 async def test_lost_worker_ends_its_requests_as_unavailable_after_what_was_received(house):

@@ -48,6 +48,26 @@ async def test_unknown_method_of_the_service_is_unimplemented(house):
     assert (type(error), status.name) == (errors.ConfigError, "UNIMPLEMENTED")
 
 
+@pytest.mark.parametrize("data", [b"\x12\x02\xff\xfe", b"\xff"], ids=["bad UTF-8", "no message"])
+@pytest.mark.parametrize("method", ["Generate", "Score"])
+async def test_stream_request_that_cannot_be_decoded_is_invalid(house, method, data):
+    _, gateway, _ = await house.simple()
+    channel = await house.channel(gateway)
+    call = channel.unary_stream(f"/{SERVICE}/{method}", request_serializer=lambda data: data)
+    error, status = await error_of(call(data))
+    assert (type(error), status.name) == (errors.InvalidRequestError, "INVALID_ARGUMENT")
+    assert f"not a valid message of type latentmesh.v1.{method}Request" in error.message
+
+
+async def test_topology_request_that_cannot_be_decoded_is_invalid(house):
+    _, gateway, _ = await house.simple()
+    channel = await house.channel(gateway)
+    call = channel.unary_unary(f"/{SERVICE}/GetTopology", request_serializer=lambda data: data)
+    error, status = await error_of(call(b"\xff"))
+    assert (type(error), status.name) == (errors.InvalidRequestError, "INVALID_ARGUMENT")
+    assert "not a valid message of type latentmesh.v1.GetTopologyRequest" in error.message
+
+
 async def test_http_health_describes_the_gateway(house):
     _, gateway, _ = await house.simple()
     code, body = await http_get(gateway, "/health")
@@ -133,7 +153,7 @@ async def test_draining_refuses_new_requests_and_finishes_running_ones(house):
     draining = asyncio.create_task(gateway.drain())
     await wait_health(house, gateway, "NOT_SERVING")
     error, status = await error_of(stub.Generate(ask()))
-    assert (type(error), status.name) == (errors.NoWorkerError, "UNAVAILABLE")
+    assert (type(error), status.name) == (errors.ShuttingDownError, "UNAVAILABLE")
     await worker.send_tokens(submit, [5])
     await worker.send_end(submit)
     assert (await answer_of(call))[0] == [5]
@@ -148,7 +168,7 @@ async def test_requests_that_outlast_draining_end_as_unavailable(house):
     submit = await worker.submitted.get()
     await gateway.drain()
     error, status = await error_of(call)
-    assert (type(error), status.name) == (errors.WorkerError, "UNAVAILABLE")
+    assert (type(error), status.name) == (errors.ShuttingDownError, "UNAVAILABLE")
     assert (await worker.cancelled.get()).request_id == submit.request_id
 
 

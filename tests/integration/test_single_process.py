@@ -69,8 +69,8 @@ def key(name: str) -> RequestKey:
     return RequestKey(RequestId(name), 0)
 
 
-def send(attention: MiniAttention, submit: Submit) -> None:
-    attention.worker.handle(GATEWAY, submit)
+def send(attention: MiniAttention, message: Submit | Credit) -> None:
+    attention.worker.handle(GATEWAY, message)
 
 
 def logits_of(attention: MiniAttention, name: str) -> np.ndarray:
@@ -255,6 +255,31 @@ def test_invariant_logits_do_not_depend_on_company_or_workers(
             attention.sink.wait_for_end(key("s"))
             assert np.array_equal(logits_of(attention, "s"), alone)
             assert attention.sink.tokens(key("g")) == list(expected)
+
+
+def test_a_score_that_waits_for_credit_holds_up_nobody_and_gives_equal_logits(
+    mini: Checkpoint, mini_golden: dict, directory: Path
+) -> None:
+    prompt = mini_golden["tokens"].tolist()
+    with SingleProcess(mini, SingleProcessSettings(numerics=Numerics.INVARIANT)) as single:
+        alone = single.score(prompt)
+    with mini_cluster(
+        mini,
+        num_attention=1,
+        num_experts=1,
+        transport="local",
+        directory=directory,
+        numerics=Numerics.INVARIANT,
+    ) as cluster:
+        [attention] = cluster.attention
+        send(attention, request("s", prompt, 0, want_logits=True, credit_tokens=16))
+        send(attention, request("g", prompt, 8))
+        attention.sink.wait_for_end(key("g"))
+        assert len(logits_of(attention, "s")) == 16
+        for _ in range(len(prompt) // 16):
+            send(attention, Credit(key("s").request_id, key("s").attempt, 16))
+        attention.sink.wait_for_end(key("s"))
+        assert np.array_equal(logits_of(attention, "s"), alone)
 
 
 def test_a_replayed_attempt_goes_on_with_equal_tokens(

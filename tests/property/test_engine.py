@@ -99,7 +99,7 @@ def test_everything_ends_once_with_the_right_tokens_and_no_memory(
 def send(rig: EngineRig, index: int, arrival: Arrival) -> None:
     prompt = prompt_of(index, arrival.prompt)
     if arrival.is_score:
-        rig.submit(score(f"r{index}", prompt, timeout_s=arrival.timeout))
+        rig.submit(score(f"r{index}", prompt, timeout_s=arrival.timeout, credit=arrival.credit))
         return
     full = expected_tokens(prompt, arrival.max_tokens, VOCAB)
     rig.submit(

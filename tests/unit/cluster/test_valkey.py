@@ -49,6 +49,14 @@ def test_stop_leaves_no_process_socket_or_pid_file(start, tmp_path, short_folder
     assert not (tmp_path / "state" / PID_FILE).exists()
 
 
+def test_server_that_was_killed_is_not_running(start):
+    server = start()
+    assert server.is_running
+    os.kill(server.pid, signal.SIGKILL)
+    server._process.wait(5)
+    assert not server.is_running
+
+
 def test_stop_twice_is_allowed(start):
     server = start()
     server.stop()

@@ -76,4 +76,19 @@ def test_a_score_never_finishes_by_tokens() -> None:
         submit=score("s", [1]), arrived_at=0.0, num_blocks=1, deadline=None, credit=0
     )
     assert request.find_finish() is None
-    assert not request.is_paused
+
+
+def test_a_score_pays_credit_for_its_rows() -> None:
+    request = EngineRequest(
+        submit=score("s", [1] * 40), arrived_at=0.0, num_blocks=1, deadline=None, credit=16
+    )
+    request.take_progress(16, step=3)
+    assert (request.computed, request.credit, request.is_paused) == (16, 0, True)
+
+
+def test_a_prompt_to_answer_costs_no_credit() -> None:
+    request = EngineRequest(
+        submit=submit(prompt=[1] * 40), arrived_at=0.0, num_blocks=1, deadline=None, credit=4
+    )
+    request.take_progress(16, step=3)
+    assert (request.computed, request.credit) == (16, 4)

@@ -34,6 +34,7 @@ def view(
     blocks: int = 1,
     paused: bool = False,
     score: bool = False,
+    credit: int = 1000,
     last_step: int = 0,
 ) -> RequestView:
     return RequestView(
@@ -43,7 +44,7 @@ def view(
         computed=computed,
         num_blocks=blocks,
         is_paused=paused,
-        wants_all_logits=score,
+        row_credit=credit if score else None,
         last_step=last_step,
     )
 
@@ -181,6 +182,27 @@ def test_a_score_without_rows_does_not_hold_up_a_prompt() -> None:
     assert names(plan.prefill) == ["s", "p"]
 
 
+@pytest.mark.parametrize(
+    ("credit", "computed", "expected"),
+    [(16, 0, [16]), (31, 0, [16]), (47, 16, [32]), (4, 96, [4]), (3, 96, []), (15, 0, [])],
+    ids=["one tile", "not two", "from the grid on", "rest", "less than the rest", "no tile"],
+)
+def test_a_score_computes_what_its_credit_reaches(
+    credit: int, computed: int, expected: list[int]
+) -> None:
+    plan = schedule(state(view("s", prompt=100, computed=computed, score=True, credit=credit)))
+    assert [chunk.num_tokens for chunk in plan.prefill] == expected
+
+
+@pytest.mark.parametrize("credit", [0, 15, 16], ids=["none", "no tile", "one tile"])
+def test_a_score_short_of_credit_does_not_hold_up_a_prompt(credit: int) -> None:
+    score = view("s", prompt=100, score=True, paused=credit == 0, credit=credit)
+    plan = schedule(state(score, view("p", prompt=20), decoding("d")))
+    assert names(plan.decode) == ["d"]
+    assert names(plan.prefill)[-1] == "p"
+    assert not plan.is_prefill_starved
+
+
 def test_generated_tokens_of_an_earlier_attempt_are_replayed_in_decode_form() -> None:
     plan = schedule(state(view("r", prompt=8, known=18, computed=8)))
     [chunk] = plan.prefill
@@ -199,7 +221,7 @@ def test_a_request_that_has_caught_up_decodes() -> None:
 
 
 views = st.builds(
-    lambda prompt, extra, done, blocks, paused, score, last: view(
+    lambda prompt, extra, done, blocks, paused, score, credit, last: view(
         "r",
         prompt=prompt,
         known=prompt if score else prompt + extra,
@@ -209,6 +231,7 @@ views = st.builds(
         blocks=blocks,
         paused=paused,
         score=score,
+        credit=credit,
         last_step=last,
     ),
     st.integers(1, 90),
@@ -217,6 +240,7 @@ views = st.builds(
     st.integers(1, 4),
     st.booleans(),
     st.booleans(),
+    st.integers(0, 100),
     st.integers(0, 5),
 )
 states = st.builds(
@@ -254,6 +278,7 @@ def test_a_plan_keeps_every_limit(given_state: SchedulerState) -> None:
         end = chunk.position + chunk.num_tokens
         request = views_by_key[chunk.key]
         assert chunk.num_tokens > 0
+        assert request.row_credit is None or chunk.num_tokens <= request.row_credit
         assert chunk.is_decode or end % TILE_TOKENS == 0 or end == request.num_prompt
 
 

@@ -227,6 +227,42 @@ def test_a_bad_request_is_refused_with_the_reason(message: Submit, code: str, te
     assert rig.engine.num_live == 0
 
 
+def test_a_score_computes_to_its_credit_and_pauses_while_others_go_on() -> None:
+    rig = EngineRig()
+    rig.submit(score("s", [1] * 40, credit=16))
+    rig.step()
+    rig.submit(submit("g", [1] * 20, 4))
+    while not rig.ended:
+        rig.step()
+    assert rig.end_of("g").reason is EndReason.FINISHED
+    assert [(rows.first_position, rows.num_rows) for rows in rig.logits] == [(0, 16)]
+    for credit in (16, 8):
+        rig.engine.credit(key("s"), credit)
+        rig.step()
+    assert [(rows.first_position, rows.num_rows) for rows in rig.logits] == [
+        (0, 16),
+        (16, 16),
+        (32, 8),
+    ]
+    assert rig.end_of("s").reason is EndReason.FINISHED
+    rig.assert_memory_is_free()
+
+
+@pytest.mark.parametrize("reason", [EndReason.CANCELLED, EndReason.DEADLINE])
+def test_a_paused_score_keeps_its_memory_until_it_ends(reason: EndReason) -> None:
+    rig = EngineRig()
+    rig.submit(score("s", [1] * 40, timeout_s=10.0, credit=16))
+    for _ in range(5):
+        rig.step()
+    assert rig.engine.stats().num_used_slots == 1
+    if reason is EndReason.CANCELLED:
+        rig.engine.cancel(key("s"), rig.now)
+    for _ in range(6):
+        rig.step()
+    assert rig.end_of("s").reason is reason
+    rig.assert_memory_is_free()
+
+
 def test_a_score_with_max_tokens_is_refused() -> None:
     rig = EngineRig()
     message = score("s", [1])

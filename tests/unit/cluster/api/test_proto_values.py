@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -18,6 +20,12 @@ from cluster.api.validation import GenerateParams, ScoreParams
 from configs.errors import InvariantError
 from configs.ids import RequestId
 from configs.numerics import FinishReason
+
+
+def listed(params):
+    """With a prompt of token ids that compares with tuples."""
+    is_ids = not isinstance(params.prompt, str | None)
+    return replace(params, prompt=tuple(params.prompt)) if is_ids else params
 
 
 @pytest.mark.parametrize(
@@ -44,13 +52,22 @@ from configs.numerics import FinishReason
 )
 def test_generate_request_survives_the_wire(params):
     request = pb.GenerateRequest.FromString(write_generate(params).SerializeToString())
-    assert read_generate(request) == params
+    assert listed(read_generate(request)) == params
 
 
 @pytest.mark.parametrize("prompt", [(1, 2), "text", None], ids=["ids", "text", "none"])
 def test_score_request_survives_the_wire(prompt):
     params = ScoreParams(prompt, model="k3")
-    assert read_score(write_score(params)) == params
+    assert listed(read_score(write_score(params))) == params
+
+
+@pytest.mark.parametrize("read", [read_generate, read_score], ids=["generate", "score"])
+def test_token_ids_are_not_copied(read):
+    kind = pb.GenerateRequest if read is read_generate else pb.ScoreRequest
+    request = kind(token_ids=pb.TokenIds(ids=[1, 2]))
+    prompt = read(request).prompt
+    request.token_ids.ids.append(3)
+    assert list(prompt) == [1, 2, 3]
 
 
 @pytest.mark.parametrize("reason", FinishReason)

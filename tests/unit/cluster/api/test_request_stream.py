@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.request_channel import Cancel, Credit, Ended, LogitRows, Sampling, Submit, Usage
-from cluster.api.request_stream import CREDIT_TOKENS, MAX_ROW_BYTES, RequestStream
+from cluster.api.request_stream import CREDIT_TOKENS, RequestStream, row_window
 from configs.errors import (
     DeadlineError,
     InvariantError,
@@ -20,18 +20,19 @@ from configs.numerics import EndReason, FinishReason
 class Desk:
     """A stream and everything that it told others."""
 
-    def __init__(self, max_tokens=10_000):
+    def __init__(self, max_tokens=10_000, num_rows=0, credit=CREDIT_TOKENS):
         self.posted = []
         self.settled = []
         self.closed = []
         submit = Submit(
             request_id=RequestId("g-1"),
             attempt=1,
-            token_ids=[1],
-            max_tokens=max_tokens,
+            token_ids=[1] * max(num_rows, 1),
+            max_tokens=0 if num_rows else max_tokens,
             sampling=Sampling(seed=7),
             stop_token_ids=[],
-            credit_tokens=CREDIT_TOKENS,
+            credit_tokens=credit,
+            want_logits=num_rows > 0,
         )
         self.stream = RequestStream(
             submit,
@@ -177,28 +178,48 @@ async def test_end_of_the_worker_becomes_its_exception(reason, code, cls):
     assert (outcome.reason, type(outcome.error)) == (reason, cls)
 
 
-@pytest.mark.asyncio
-async def test_rows_wait_while_the_reader_is_behind_and_go_on_when_it_reads():
-    desk = Desk(max_tokens=0)
-    rows = LogitRows(RequestId("g-1"), 1, 0, 1, bytes(MAX_ROW_BYTES))
-    await desk.stream.put_rows(rows, timeout_s=5)
-    waiting = asyncio.create_task(desk.stream.put_rows(rows, timeout_s=5))
-    await asyncio.sleep(0)
-    assert not waiting.done()
-    assert len((await desk.stream.next_news()).rows) == 1
-    async with asyncio.timeout(5):
-        await waiting
-    assert len((await desk.stream.next_news()).rows) == 1
+def rows_of(position, num_rows):
+    return LogitRows(RequestId("g-1"), 1, position, num_rows, bytes(4 * num_rows))
 
 
 @pytest.mark.asyncio
-async def test_reader_that_never_reads_rows_loses_its_request():
-    desk = Desk(max_tokens=0)
-    rows = LogitRows(RequestId("g-1"), 1, 0, 1, bytes(MAX_ROW_BYTES))
-    await desk.stream.put_rows(rows, timeout_s=5)
-    await desk.stream.put_rows(rows, timeout_s=0.001)
-    assert isinstance(desk.settled[0].error, OverloadedError)
+async def test_rows_within_the_credit_wait_for_the_reader():
+    desk = Desk(num_rows=100, credit=32)
+    desk.stream.put_rows(rows_of(0, 16))
+    desk.stream.put_rows(rows_of(16, 16))
+    assert desk.posted == []
+    assert [rows.first_position for rows in (await desk.stream.next_news()).rows] == [0, 16]
+
+
+@pytest.mark.asyncio
+async def test_rows_are_granted_on_the_grid_until_the_prompt_ends():
+    desk = Desk(num_rows=50, credit=32)
+    for position, num_rows in ((0, 16), (16, 16), (32, 16), (48, 2)):
+        desk.stream.put_rows(rows_of(position, num_rows))
+        assert (await desk.stream.next_news()).outcome is None
+        waiting = asyncio.create_task(desk.stream.next_news())
+        await asyncio.sleep(0)
+        waiting.cancel()
+    assert [message.num_tokens for message in desk.posted] == [16, 2]
+
+
+@pytest.mark.asyncio
+async def test_worker_that_exceeds_the_credit_of_a_score_loses_the_request():
+    desk = Desk(num_rows=100, credit=32)
+    desk.stream.put_rows(rows_of(0, 33))
+    news = await desk.stream.next_news()
+    assert isinstance(news.outcome.error, InvariantError)
+    assert (news.rows, news.outcome.usage.output_tokens) == ([], 0)
     assert desk.posted == [Cancel(RequestId("g-1"), 1)]
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "expected"),
+    [(64, 32768), (100_000, 16), (163_840, 16), (40_000, 48), (10_000_000, 16)],
+    ids=["tiny", "large", "real", "middle", "huge"],
+)
+def test_row_window_is_some_megabytes_on_the_grid(vocab_size, expected):
+    assert row_window(vocab_size) == expected
 
 
 @settings(deadline=None)

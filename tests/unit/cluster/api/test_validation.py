@@ -8,6 +8,7 @@ from cluster.api.validation import (
     GenerateParams,
     Limits,
     check_generate,
+    check_prompt,
     check_prompt_length,
     resolve_max_tokens,
 )
@@ -82,6 +83,17 @@ def test_top_k_beyond_the_vocabulary_is_accepted():
 def test_prompt_beyond_the_context_is_refused_with_value_and_limit():
     with pytest.raises(InvalidRequestError, match="101 tokens; allowed: 1 to 100"):
         check_prompt_length(101, LIMITS, num_reserved=0)
+
+
+def test_token_ids_beyond_the_context_are_refused_for_their_number_before_their_values():
+    with pytest.raises(InvalidRequestError, match="100 tokens; allowed: 1 to 99"):
+        check_generate(GenerateParams([1] * 99 + [64]), LIMITS)
+    with pytest.raises(InvalidRequestError, match="101 tokens; allowed: 1 to 100"):
+        check_prompt("", [1] * 100 + [64], LIMITS)
+
+
+def test_token_ids_that_fill_the_context_can_be_scored():
+    assert check_prompt("", [1] * 100, LIMITS) == [1] * 100
 
 
 def test_prompt_that_leaves_no_room_for_an_answer_is_refused():
