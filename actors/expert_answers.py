@@ -19,6 +19,8 @@ from router.staging import StagingRows
 from router.transport.base import Bytes
 
 MAX_FAILURE_BYTES = 4096
+_BLOCK_VALUES = 1 << 17
+"""Values weighted at once: few operations for small batches, in cache for large ones."""
 
 
 class AnswerMaker:
@@ -51,21 +53,33 @@ class AnswerMaker:
         Routers send the pairs of a token in ascending expert id.
         """
         num_tokens = dispatch.header.num_tokens
-        terms_QL, terms_bytes = self._terms.views(y_QL.shape[0])
-        terms_QL.copy_(y_QL)
-        terms_QL.mul_(torch.from_numpy(dispatch.weights.reshape(-1, 1)))
-        terms: NDArray[np.float32] = terms_bytes.view(np.float32)
         sums_NL, sums_bytes = self._sums.views(num_tokens)
         sums: NDArray[np.float32] = sums_bytes.view(np.float32)
         sums.fill(0.0)
+        weights_Q1 = torch.from_numpy(dispatch.weights.reshape(-1, 1))
         rows = dispatch.rows
+        is_small = y_QL.numel() <= _BLOCK_VALUES
+        if is_small:
+            terms = self._weigh(y_QL, weights_Q1)
         for start, stop in _ascending_runs(rows):
+            if is_small:
+                run = terms[start:stop]
+            else:
+                run = self._weigh(y_QL[start:stop], weights_Q1[start:stop])
             # Rows of a run are distinct, so one addition takes all of them.
             if stop - start == num_tokens:
-                np.add(sums, terms[start:stop], sums)
+                np.add(sums, run, sums)
             else:
-                sums[rows[start:stop]] += terms[start:stop]
+                sums[rows[start:stop]] += run
         return sums_NL
+
+    def _weigh(self, y_QL: Tensor, weights_Q1: Tensor) -> NDArray[np.float32]:
+        """Return the weighted answers in float32, valid until the next call."""
+        terms_QL, terms_bytes = self._terms.views(y_QL.shape[0])
+        terms_QL.copy_(y_QL)
+        terms_QL.mul_(weights_Q1)
+        terms: NDArray[np.float32] = terms_bytes.view(np.float32)
+        return terms
 
 
 def make_failure(header: FrameHeader, text: str) -> tuple[FrameHeader, Bytes]:

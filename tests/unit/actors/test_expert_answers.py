@@ -81,3 +81,19 @@ def test_answers_of_different_sizes_are_made_after_each_other(combine: Combine) 
         weights = torch.tensor([0.5 + i for i in rows])[:, None]
         expected = y_QL if combine is Combine.CANONICAL else y_QL * weights
         assert torch.equal(torch.from_numpy(payload).view(torch.float32).view(-1, 3), expected)
+
+
+def test_a_large_presummed_answer_has_the_bits_of_its_parts() -> None:
+    latent_size = 4096
+    maker = AnswerMaker(latent_size=latent_size)
+    rows = [*range(20), *range(0, 20, 3), *range(20)]
+    z_NL = torch.zeros(20, latent_size)
+    dispatch = parse(z_NL, rows, list(range(len(rows))), combine=Combine.PRESUM)
+    y_QL = torch.randn(len(rows), latent_size)
+    _, payload = maker.make_answer(dispatch, y_QL)
+    whole = torch.from_numpy(payload.copy()).view(torch.float32).view(20, -1)
+    for row in (0, 1, 19):
+        expected = torch.zeros(latent_size)
+        for pair in [i for i, own in enumerate(rows) if own == row]:
+            expected = expected + y_QL[pair] * float(dispatch.weights[pair])
+        assert torch.equal(whole[row], expected)
