@@ -90,7 +90,7 @@ class RouterConfig(_Section):
     connect_timeout_s: float = Field(default=30.0, gt=0, le=3600)
     """Connecting a pair of workers fails after this many seconds."""
     shm_bytes: int = Field(default=8 << 20, ge=1 << 16, le=1 << 34)
-    """Shared memory per direction of a pair; a frame that is larger goes over the socket instead."""
+    """Shared memory per direction of a pair; a larger frame goes over the socket instead."""
     spin_s: float = Field(default=0.0002, ge=0, le=0.1)
     """A waiting reader polls this long before it sleeps in the kernel, seconds."""
 
