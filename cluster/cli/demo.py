@@ -213,7 +213,11 @@ def _panels(answers: list[_Answer], width: int) -> Group:
     for answer in answers:
         # Random weights say control characters too; they must not reach the terminal.
         shown = "".join(c if c.isprintable() else "\N{MIDDLE DOT}" for c in answer.text)
-        body = Text(shown) if answer.error is None else Text(answer.error.message, style="red")
+        body = (
+            Text(shown, overflow="fold")
+            if answer.error is None
+            else Text(answer.error.message, style="red", overflow="fold")
+        )
         panels.append(
             Panel(body, title=Text(answer.prompt), subtitle=f"{answer.num_tokens} tokens", height=9)
         )
