@@ -52,7 +52,7 @@ class RequestView:
     num_blocks: int
     """Blocks to reserve at admission."""
     is_paused: bool
-    """Computes nothing for now: no credit, or its gateway does not read."""
+    """Computes nothing at present: no credit, or its gateway does not read."""
     row_credit: int | None
     """Rows that a score may still compute; None if it is no score."""
     last_step: int
