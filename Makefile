@@ -32,7 +32,7 @@ demo: install  ## A cluster on a small checkpoint, three prompts at once. ONCE=1
 	@$(BIN)/latentmesh demo $(if $(filter 1,$(ONCE)),--once,)
 
 bench: install  ## Micro-benchmarks; results under benchmarks/results.
-	$(BIN)/python benchmarks/dispatch_roundtrip.py
+	$(BIN)/python -m benchmarks.dispatch_roundtrip
 
 proto: install  ## Regenerate the Python code of proto/.
 	PYTHON=$(BIN)/python tools/generate_proto.sh

@@ -17,6 +17,7 @@ import torch
 from actors.attention_worker import AttentionWorker
 from actors.engine.admission import EngineLimits
 from actors.engine.step_loop import Engine
+from actors.grammar_loading import load_grammars
 from actors.request_server import RequestServer
 from actors.worker_settings import AttentionServiceSettings
 from actors.worker_stats import AttentionServiceStats
@@ -94,6 +95,7 @@ class AttentionService:
             ),
             clock=time.monotonic,
             wait_timeout_s=settings.router.dispatch_timeout_s,
+            grammars=load_grammars(checkpoint),
         )
         self._worker = AttentionWorker(worker=settings.worker, engine=engine, clock=time.monotonic)
         self._thread = threading.Thread(

@@ -18,6 +18,7 @@ from typing import Protocol, TypeVar
 
 from actors.engine.lanes import Clock
 from actors.engine.outcome import EngineStats, StepOutcome
+from actors.engine.prompt_sharing import split_choices
 from actors.engine.request import RequestKey
 from actors.engine.step_loop import Engine
 from actors.request_channel import Cancel, Credit, StepReport, Submit, ToWorker, Welcome
@@ -211,12 +212,13 @@ class AttentionWorker:
                     self._engine.credit(key, message.num_tokens)
 
     def _submit(self, gateway: GatewayId, submit: Submit) -> None:
-        key = RequestKey(submit.request_id, submit.attempt)
-        if key in self._owners:
-            # The live one keeps its one end; a second one for the same key would be taken for it.
-            logger.warning("gateway %s sent %s again while it is live; ignored", gateway, key)
-            return
-        self._owners[key] = gateway
+        keys = [RequestKey(one.request_id, one.attempt) for one in split_choices(submit)]
+        for key in keys:
+            if key in self._owners:
+                # The live one keeps its one end; a second one would be taken for it.
+                logger.warning("gateway %s sent %s again while it is live; ignored", gateway, key)
+                return
+        self._owners.update((key, gateway) for key in keys)
         if self._is_draining:
             error = NoWorkerError(f"attention worker {self.worker} drains; use another one")
             self._engine.refuse(submit, error, self._clock())
@@ -224,7 +226,8 @@ class AttentionWorker:
         try:
             self._engine.submit(submit, self._clock())
         except InvalidRequestError as exc:
-            del self._owners[key]
+            for key in keys:
+                del self._owners[key]
             logger.warning("gateway %s: %s", gateway, exc.message)
 
     def _held_requests(self) -> frozenset[RequestKey]:
@@ -260,17 +263,14 @@ class AttentionWorker:
             if gateway is None:
                 return None
             if gateway not in reports:
-                reports[gateway] = StepReport(outcome.step, [], [], [])
+                reports[gateway] = StepReport(outcome.step, [], [], [], [])
             return reports[gateway]
 
-        for tokens in outcome.tokens:
-            report = report_of(RequestKey(tokens.request_id, tokens.attempt))
-            if report is not None:
-                report.tokens.append(tokens)
-        for rows in outcome.logits:
-            report = report_of(RequestKey(rows.request_id, rows.attempt))
-            if report is not None:
-                report.logits.append(rows)
+        for kind in ("tokens", "logits", "prompt_logprobs"):
+            for news in getattr(outcome, kind):
+                report = report_of(RequestKey(news.request_id, news.attempt))
+                if report is not None:
+                    getattr(report, kind).append(news)
         for ended in outcome.ended:
             key = RequestKey(ended.request_id, ended.attempt)
             report = report_of(key)

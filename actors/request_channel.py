@@ -12,6 +12,10 @@ nobody else. For a score the same two fields count prompt rows: the worker compu
 rows. Chunks of a prompt end on a grid of `ROW_GRID` positions or at its end, so a score makes
 progress only with credit up to the next such position; grant multiples of `ROW_GRID`.
 
+A submission with `num_choices` n > 1 is n requests that share one prompt: choice c is named
+`choice_id(request_id, c)`, has its own tokens, credit, `Cancel` and `Ended`, and draws with
+`Sampling.choice + c`. Their prompt is computed once where memory allows it.
+
 Times are durations: clocks of two machines are never compared.
 """
 
@@ -31,8 +35,21 @@ ROW_GRID: Final = 16
 """Credit of scores is granted in multiples of this many rows; the rest of a prompt may be less."""
 
 
+def choice_id(request_id: RequestId, choice: int) -> RequestId:
+    """Name of one of the answers that a submission asks for; the first bears its own name.
+
+    >>> choice_id(RequestId("g0-7"), 0), choice_id(RequestId("g0-7"), 2)
+    ('g0-7', 'g0-7.2')
+    """
+    return request_id if choice == 0 else RequestId(f"{request_id}.{choice}")
+
+
 class Sampling(msgspec.Struct, frozen=True):
-    """How the next token is chosen. Temperature 0 is greedy."""
+    """How the next token is chosen. Temperature 0 is greedy.
+
+    Order: logit bias, then repetition, presence and frequency penalty, then end tokens are ruled
+    out before `min_tokens`, then the grammar's mask, then temperature, top-k, top-p, min-p, draw.
+    """
 
     temperature: float = 0.0
     top_p: float = 1.0
@@ -41,6 +58,20 @@ class Sampling(msgspec.Struct, frozen=True):
     """0 keeps all."""
     seed: int = 0
     """Philox key; the gateway draws one at admission when the client gives none."""
+    choice: int = 0
+    """Second part of the Philox counter: answers of one seed and prompt differ by it."""
+    min_p: float = 0.0
+    """Drop tokens less likely than this share of the most likely one; 0 keeps all."""
+    repetition_penalty: float = 1.0
+    """> 0. Logits of tokens in prompt or answer: positive ones divided, others multiplied by it."""
+    presence_penalty: float = 0.0
+    """Taken once from the logits of tokens that the answer holds."""
+    frequency_penalty: float = 0.0
+    """Taken from the logits of tokens in the answer, once per occurrence."""
+    logit_bias: dict[int, float] = {}
+    """Added to the logits of these tokens."""
+    min_tokens: int = 0
+    """`Submit.stop_token_ids` cannot be chosen before the answer has so many tokens."""
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
@@ -61,7 +92,18 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     want_logits: bool = False
     """Return the float32 logits of every prompt position (a score) in `LogitRows`."""
     generated_ids: list[int] = []
-    """Tokens that an earlier attempt generated; replayed in decode form, not reported again."""
+    """Tokens that an earlier attempt generated; replayed in decode form, not reported again.
+
+    Only with one choice.
+    """
+    num_choices: int = 1
+    """Answers to this prompt, see the module's docstring."""
+    grammar: str = ""
+    """What the answer must match, made by `model.constraint.compile_constraint`; "" has none."""
+    logprobs: int | None = None
+    """Report the log-probability of each token and of so many most likely ones, unless None."""
+    prompt_logprobs: int | None = None
+    """The same for the tokens of the prompt, in `PromptLogprobs` of the first choice."""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
@@ -88,12 +130,37 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     """Prompt and generated tokens of one request that can ever fit this worker."""
 
 
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Natural log-probabilities at one position: of the model's own logits at temperature 1.
+
+    Before bias, penalties, temperature and masks.
+    """
+
+    logprob: float
+    """Of the token that is there."""
+    top_ids: list[int] = []
+    """The most likely tokens, most likely first, equal ones by lower id."""
+    top_logprobs: list[float] = []
+    """Theirs."""
+
+
 class NewTokens(msgspec.Struct, frozen=True):
     """Tokens that a step gave one request."""
 
     request_id: RequestId
     attempt: int
     token_ids: list[int]
+    logprobs: list[TokenLogprobs] = []
+    """One per token when `Submit.logprobs` is set, else empty."""
+
+
+class PromptLogprobs(msgspec.Struct, frozen=True):
+    """Log-probabilities of consecutive prompt tokens. Position 0 has none and is never reported."""
+
+    request_id: RequestId
+    attempt: int
+    first_position: int
+    logprobs: list[TokenLogprobs]
 
 
 class LogitRows(msgspec.Struct, frozen=True):
@@ -135,11 +202,15 @@ class Ended(msgspec.Struct, frozen=True):
 
 
 class StepReport(msgspec.Struct, frozen=True, tag="step"):
-    """News of one step for one gateway. Tokens come before the ends in the same report."""
+    """News of one step for one gateway. Tokens come before the ends in the same report.
+
+    All `PromptLogprobs` of a request come before its first token.
+    """
 
     step: int
     tokens: list[NewTokens] = []
     logits: list[LogitRows] = []
+    prompt_logprobs: list[PromptLogprobs] = []
     ended: list[Ended] = []
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -21,10 +21,13 @@ import torch
 from numpy.typing import NDArray
 
 from actors.engine.admission import EngineLimits, blocks_needed
+from actors.engine.outcome import StepOutcome
+from actors.engine.prompt_sharing import split_choices
 from actors.engine.request import RequestKey
 from actors.engine.step_loop import Engine
 from actors.expert_store import ExpertStore, ExpertStoreSettings
 from actors.expert_worker import ExpertWorker, ExpertWorkerSettings
+from actors.grammar_loading import load_grammars
 from actors.inline_router import InlineRouter
 from actors.request_channel import Ended, LogitRows, Sampling, Submit, Usage
 from configs.errors import InvariantError, ServingError
@@ -55,6 +58,8 @@ class SingleProcessSettings:
     device: str = "cpu"
     max_step_tokens: int = 512
     block_tokens: int = 64
+    num_state_slots: int = 1
+    """Requests, or answers to one prompt, that run at once."""
     dispatch_timeout_s: float = 600.0
     """Long: nothing can be lost here but time."""
 
@@ -92,6 +97,7 @@ class SingleProcess:
         dims = checkpoint.dims
         number = next(_names)
         self._settings = settings
+        self._grammars = load_grammars(checkpoint)
         self._vocab_size = dims.vocab_size
         self._eos_token_ids = dims.eos_token_ids
         self._dtype = TORCH_TYPES[settings.compute_dtype]
@@ -151,7 +157,7 @@ class SingleProcess:
         stop_token_ids: Sequence[int] | None = None,
         on_token: Callable[[int], None] | None = None,
     ) -> Generated:
-        """Answer a prompt.
+        """Answer a prompt; see `run` for more than one answer, grammars and log-probabilities.
 
         Args:
             token_ids: Prompt, not empty.
@@ -166,7 +172,7 @@ class SingleProcess:
             ServingError: The computation failed.
         """
         submit = Submit(
-            request_id=self._next_id(),
+            request_id=self.next_id(),
             attempt=0,
             token_ids=list(token_ids),
             max_tokens=max_tokens,
@@ -175,16 +181,19 @@ class SingleProcess:
             credit_tokens=max(max_tokens, 0),
         )
         tokens: list[int] = []
-
-        def take(token: int) -> None:
-            tokens.append(token)
-            if on_token is not None:
-                on_token(token)
-
-        ended = self._run(submit, take, lambda _rows: None)
-        if ended.finish_reason is None:
-            raise InvariantError(f"request {ended.request_id} finished without a reason")
-        return Generated(tuple(tokens), ended.finish_reason, ended.usage)
+        finish: FinishReason | None = None
+        usage = Usage()
+        for outcome in self.run([submit]):
+            for news in outcome.tokens:
+                tokens.extend(news.token_ids)
+                if on_token is not None:
+                    for token in news.token_ids:
+                        on_token(token)
+            for ended in outcome.ended:
+                finish, usage = ended.finish_reason, ended.usage
+        if finish is None:
+            raise InvariantError(f"request {submit.request_id} finished without a reason")
+        return Generated(tuple(tokens), finish, usage)
 
     def score(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
         """Return the logits after every position of a prompt, `[T, vocab]`.
@@ -195,7 +204,7 @@ class SingleProcess:
             ServingError: The computation failed.
         """
         submit = Submit(
-            request_id=self._next_id(),
+            request_id=self.next_id(),
             attempt=0,
             token_ids=list(token_ids),
             max_tokens=0,
@@ -212,38 +221,45 @@ class SingleProcess:
                 data.reshape(news.num_rows, self._vocab_size).astype(np.float32, copy=False)
             )
 
-        self._run(submit, lambda _token: None, take)
+        for outcome in self.run([submit]):
+            for news in outcome.logits:
+                take(news)
         return np.concatenate(rows)
 
-    def _run(
-        self,
-        submit: Submit,
-        take_token: Callable[[int], None],
-        take_rows: Callable[[LogitRows], None],
-    ) -> Ended:
-        """Step the engine until the request ends; return its end if it finished, else raise."""
+    def run(self, submits: Sequence[Submit]) -> Iterator[StepOutcome]:
+        """Run submissions side by side and yield the news of each step until all have ended.
+
+        Raises:
+            InvalidRequestError: Two of them have the same name.
+            ServingError: One of them did not finish; the others are given up.
+        """
         engine = self._engine
-        key = RequestKey(submit.request_id, submit.attempt)
-        engine.submit(submit, time.monotonic())
+        keys = {
+            RequestKey(one.request_id, one.attempt)
+            for submit in submits
+            for one in split_choices(submit)
+        }
         try:
-            while True:
+            for submit in submits:
+                engine.submit(submit, time.monotonic())
+            num_live = len(keys)
+            while num_live:
                 outcome = engine.step(time.monotonic())
-                for news in outcome.tokens:
-                    for token in news.token_ids:
-                        take_token(token)
-                for rows in outcome.logits:
-                    take_rows(rows)
                 for ended in outcome.ended:
                     if ended.reason is not EndReason.FINISHED:
                         raise _error_of(ended)
-                    return ended
+                num_live -= len(outcome.ended)
+                yield outcome
         finally:
             # Left early by an exception or Ctrl-C: nothing may stay for the next call.
-            if engine.is_live(key):
+            left = [key for key in keys if engine.is_live(key)]
+            if left:
                 self._router.abandon_step()
+            for key in left:
                 engine.discard(key, time.monotonic())
 
-    def _next_id(self) -> RequestId:
+    def next_id(self) -> RequestId:
+        """Return a name for a submission that no other has."""
         return RequestId(f"single-{next(self._ids)}")
 
     def _make_store(self, checkpoint: Checkpoint, worker: WorkerId) -> ExpertStore:
@@ -264,7 +280,7 @@ class SingleProcess:
         weights = checkpoint.load_attention_side(
             dtype=self._dtype, device=self._device, progress=progress
         )
-        num_blocks = blocks_needed(
+        num_blocks = settings.num_state_slots * blocks_needed(
             min(settings.max_request_tokens, dims.context_tokens), settings.block_tokens
         )
         return Engine(
@@ -273,7 +289,7 @@ class SingleProcess:
                 dims,
                 num_blocks=num_blocks,
                 block_size=settings.block_tokens,
-                num_slots=1,
+                num_slots=settings.num_state_slots,
                 dtype=self._dtype,
                 device=self._device,
             ),
@@ -283,12 +299,13 @@ class SingleProcess:
                 context_tokens=dims.context_tokens,
                 num_blocks=num_blocks,
                 block_tokens=settings.block_tokens,
-                num_state_slots=1,
+                num_state_slots=settings.num_state_slots,
                 max_step_tokens=settings.max_step_tokens,
-                max_queued_requests=1,
+                max_queued_requests=1 << 20,
             ),
             clock=time.monotonic,
             wait_timeout_s=settings.dispatch_timeout_s,
+            grammars=self._grammars,
         )
 
     def _connect(self, placement: Placement) -> None:

@@ -33,6 +33,7 @@ from torch import Tensor
 
 from actors.expert_merge import PairBatch
 from actors.expert_worker import ExpertWorker, ExpertWorkerSettings
+from benchmarks.machine import hardware_name
 from configs.errors import PeerClosedError
 from configs.ids import Epoch, Generation, WorkerId
 from configs.numerics import Combine, FloatType
@@ -330,19 +331,6 @@ def format_table(results: list[Result]) -> str:
     return "\n".join(lines)
 
 
-def hardware_name() -> str:
-    """Return a short name of this machine for the file name, e.g. `epyc-2cores`."""
-    model = next(
-        (
-            line.split(":", 1)[1].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if line.startswith("model name")
-        ),
-        platform.machine(),
-    )
-    return f"{model.split()[-1].lower()}-{psutil.cpu_count()}cores"
-
-
 def write_report(results: list[Result], command: str, folder: Path, notes: str) -> Path:
     """Write the result file of today and return its path."""
     day = datetime.now(UTC).strftime("%Y%m%d")
@@ -391,7 +379,7 @@ def main() -> None:
     else:
         print(format_table(results))
     if options.results is not None:
-        command = "python benchmarks/dispatch_roundtrip.py " + " ".join(sys.argv[1:])
+        command = "python -m benchmarks.dispatch_roundtrip " + " ".join(sys.argv[1:])
         print(write_report(results, command, options.results, NOTES), file=sys.stderr)
 
 

@@ -17,6 +17,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 import redis
+import redis.asyncio
+from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
@@ -109,7 +111,7 @@ class StateStore:
         except ValueError as exc:
             raise ConfigError(f"state.url with server {server} cannot be read: {exc}") from None
         store = cls(client, cluster=cluster, server=server)
-        with store._errors("ping"):
+        with redis_errors(server, "ping"):
             client.ping()
         return store
 
@@ -119,7 +121,7 @@ class StateStore:
 
     def acquire_token(self, *, at_least: FencingToken = FencingToken(0)) -> FencingToken:
         """Return a token above every one that this store and the caller have seen."""
-        with self._errors("acquire a fencing token"):
+        with redis_errors(self._server, "acquire a fencing token"):
             return FencingToken(int(self._acquire(keys=[self._key("fence")], args=[at_least])))
 
     def write_cluster(self, record: ClusterRecord, *, token: FencingToken) -> None:
@@ -175,7 +177,7 @@ class StateStore:
         Only for a server that belongs to this cluster alone: the embedded one, whose data folder is
         locked, so that every other cluster in it is dead.
         """
-        with self._errors("forget dead clusters"):
+        with redis_errors(self._server, "forget dead clusters"):
             keys = [
                 key
                 for key in self._client.scan_iter(match=f"{KEY_ROOT}*", count=1000)
@@ -192,7 +194,7 @@ class StateStore:
         if not commands:
             return
         body = msgspec.json.encode(commands)
-        with self._errors("write"):
+        with redis_errors(self._server, "write"):
             held = int(self._fenced_write(keys=[self._key("fence")], args=[token, body]))
         if held != _WRITTEN:
             raise StateStoreError(
@@ -201,7 +203,7 @@ class StateStore:
             )
 
     def _read(self, name: str) -> bytes:
-        with self._errors(f"read {name}"):
+        with redis_errors(self._server, f"read {name}"):
             data: Any = self._client.get(self._key(name))
         if data is None:
             raise StateStoreError(
@@ -210,19 +212,40 @@ class StateStore:
         return bytes(data)
 
     def _read_hash(self, name: str) -> list[bytes]:
-        with self._errors(f"read {name}"):
+        with redis_errors(self._server, f"read {name}"):
             values: Any = self._client.hvals(self._key(name))
         return list(values)
 
-    @contextmanager
-    def _errors(self, what: str) -> Iterator[None]:
-        try:
-            yield
-        except redis.RedisError as exc:
-            raise StateStoreError(
-                f"state server {self._server} failed to {what}: {type(exc).__name__}; "
-                f"check that it runs and that state.url is right"
-            ) from exc
+
+@contextmanager
+def redis_errors(server: str, what: str) -> Iterator[None]:
+    """Raise what redis-py raises as `StateStoreError`, without passwords."""
+    try:
+        yield
+    except redis.RedisError as exc:
+        raise StateStoreError(
+            f"state server {server} failed to {what}: {type(exc).__name__}; "
+            f"check that it runs and that state.url is right"
+        ) from exc
+
+
+def open_async_client(url: str) -> redis.asyncio.Redis:
+    """Return a client for the event loop. Connects on first use; wrap calls in `redis_errors`.
+
+    Raises:
+        ConfigError: The URL cannot be read.
+    """
+    try:
+        return redis.asyncio.Redis.from_url(
+            url,
+            socket_timeout=TIMEOUT_S,
+            socket_connect_timeout=TIMEOUT_S,
+            retry=AsyncRetry(NoBackoff(), 1),
+        )
+    except ValueError as exc:
+        raise ConfigError(
+            f"state.url with server {server_name(url)} cannot be read: {exc}"
+        ) from None
 
 
 def server_name(url: str) -> str:

@@ -18,6 +18,8 @@ class ServingError(Exception):
 
     code: ClassVar[str] = "SERVING_ERROR"
     retryable: ClassVar[bool] = False
+    retry_after_s: float | None = None
+    """Earliest sensible retry when this one error knows better than the table of statuses."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -90,11 +92,33 @@ class UnknownModelError(AdmissionError):
     code = "MODEL_UNKNOWN"
 
 
+class UnsupportedError(AdmissionError):
+    """The operation exists in the protocol and is not offered here."""
+
+    code = "UNSUPPORTED"
+
+
+class UnauthenticatedError(AdmissionError):
+    """The call carries no key, an unknown one, or one that expired or was revoked."""
+
+    code = "UNAUTHENTICATED"
+
+
 class OverloadedError(AdmissionError):
     """Queues are full; try again later."""
 
     code = "OVERLOADED"
     retryable = True
+
+
+class RateLimitedError(OverloadedError):
+    """The key's limit of requests per minute, or of requests at once, is reached."""
+
+    code = "RATE_LIMITED"
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class RequestEndedError(ServingError):

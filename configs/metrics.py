@@ -32,7 +32,7 @@ class Metric:
     """As Prometheus shows it, `_total` included."""
     kind: MetricKind
     unit: str
-    """UCUM: `s`, `By`, `{request}`, `{token}`, `{worker}`, `{error}`."""
+    """UCUM: `s`, `By`, `{request}`, `{answer}`, `{token}`, `{worker}`, `{error}`."""
     description: str
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
@@ -97,6 +97,13 @@ REQUEST_DURATION: Final = Metric(
     labels=("operation",),
     buckets=_DURATION_S,
 )
+FINISHED_ANSWERS: Final = Metric(
+    name="latentmesh_answers_finished_total",
+    kind=MetricKind.COUNTER,
+    unit="{answer}",
+    description="Answers that finished, by cause: length, stop_token, stop_text or constraint.",
+    labels=("cause",),
+)
 CONNECTED_WORKERS: Final = Metric(
     name="latentmesh_gateway_attention_workers_connected",
     kind=MetricKind.GAUGE,
@@ -109,6 +116,13 @@ LOST_CONNECTIONS: Final = Metric(
     unit="{connection}",
     description="Connections to attention workers that ended unasked.",
     labels=("worker",),
+)
+REFUSED_ACCESS: Final = Metric(
+    name="latentmesh_access_refused_total",
+    kind=MetricKind.COUNTER,
+    unit="{request}",
+    description="Requests and connections refused at the door, by door and reason.",
+    labels=("door", "reason"),
 )
 INTERNAL_ERRORS: Final = Metric(
     name="latentmesh_internal_errors_total",
@@ -126,8 +140,10 @@ CATALOGUE: Final[tuple[Metric, ...]] = (
     OUTPUT_TOKENS,
     TIME_TO_FIRST_TOKEN,
     REQUEST_DURATION,
+    FINISHED_ANSWERS,
     CONNECTED_WORKERS,
     LOST_CONNECTIONS,
+    REFUSED_ACCESS,
     INTERNAL_ERRORS,
 )
 

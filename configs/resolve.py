@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from configs.access import AccessDecision, decide_access
 from configs.errors import ConfigError, DeviceTooSmallError
 from configs.numerics import Combine, Numerics
 from configs.schema import ServingConfig
@@ -50,6 +51,7 @@ class ResolvedConfig:
     num_blocks: int
     context_tokens: int
     combine: Combine
+    access: AccessDecision
     notes: tuple[str, ...]
     """One line per `auto` with the value and its reason."""
 
@@ -62,6 +64,10 @@ def resolve(config: ServingConfig, facts: Facts) -> ResolvedConfig:
         DeviceTooSmallError: Weights, one block and the slots exceed a worker's memory.
     """
     notes: list[str] = []
+    access = decide_access(config.api)
+    if config.api.auth.keys == "auto":
+        keys = "required" if access.needs_key else "off"
+        notes.append(f"api.auth.keys = {keys}: {access.reason}")
     device = _resolve_device(config, facts, notes)
     combine = _resolve_combine(config, facts, notes)
     attention_threads, expert_threads = _resolve_threads(config, facts, notes)
@@ -80,6 +86,7 @@ def resolve(config: ServingConfig, facts: Facts) -> ResolvedConfig:
         num_blocks=num_blocks,
         context_tokens=context,
         combine=combine,
+        access=access,
         notes=tuple(notes),
     )
 

@@ -95,6 +95,51 @@ class RouterConfig(_Section):
     """A waiting reader polls this long before it sleeps in the kernel, seconds."""
 
 
+class AuthConfig(_Section):
+    """Who may call, and how much. `latentmesh keys` makes keys."""
+
+    keys: Literal["auto", "required", "off"] = "auto"
+    """`required`: a request without a valid API key is refused. `auto` is `required` with a
+    `key_file`, or where `host` is not loopback and neither `tls.client_ca` nor `insecure` is set.
+    """
+    key_file: Path | None = None
+    """File of keys, reread when it changes; without it keys lie in the state store."""
+    cache_s: float = Field(default=5.0, ge=0, le=300)
+    """A key that was looked up is trusted this long, so a revocation may take as long, seconds."""
+    requests_per_minute: int | None = Field(default=None, ge=1, le=1_000_000)
+    """Limit of callers whose key sets none; without it they have none."""
+    max_concurrent_requests: int | None = Field(default=None, ge=1, le=100_000)
+    """Limit of callers whose key sets none; without it they have none."""
+
+
+class TlsConfig(_Section):
+    """Encryption of both ports: TLS 1.2 or newer."""
+
+    certificate: Path | None = None
+    """PEM file: the server's certificate, then those between it and its root."""
+    private_key: Path | None = None
+    """PEM file: the key of `certificate`, without a passphrase."""
+    client_ca: Path | None = None
+    """PEM file: clients must show a certificate signed by one of these (mTLS)."""
+
+
+class ConnectionConfig(_Section):
+    """How long connections last and how slow a client may be."""
+
+    max_age_s: float = Field(default=1800.0, ge=0.1, le=86400)
+    """A gRPC connection this old is asked to reconnect (give or take 10 %), seconds."""
+    age_grace_s: float = Field(default=3600.0, ge=0.1, le=86400)
+    """What still runs on it may go on this long, seconds."""
+    max_streams: int = Field(default=256, ge=1, le=65536)
+    """Calls at once on one gRPC connection; further ones wait at the client."""
+    max_header_bytes: int = Field(default=16 << 10, ge=4 << 10, le=1 << 20)
+    """Largest metadata of a gRPC call, and largest head of an HTTP request."""
+    receive_timeout_s: float = Field(default=30.0, ge=0.1, le=3600)
+    """TLS handshake, head and body of an HTTP request may each take this long, seconds."""
+    keep_alive_s: float = Field(default=75.0, ge=1, le=3600)
+    """An idle HTTP connection is closed after this long, seconds."""
+
+
 class ApiConfig(_Section):
     """The front door."""
 
@@ -112,6 +157,11 @@ class ApiConfig(_Section):
     """Requests in one gateway before new ones are refused with RESOURCE_EXHAUSTED."""
     drain_timeout_s: float = Field(default=10.0, ge=0, le=3600)
     """On shutdown running requests get this long to finish, seconds."""
+    auth: AuthConfig = AuthConfig()
+    tls: TlsConfig = TlsConfig()
+    connections: ConnectionConfig = ConnectionConfig()
+    insecure: bool = False
+    """Serve on an address that others reach without known callers or without TLS."""
 
 
 class StateConfig(_Section):

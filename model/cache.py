@@ -52,6 +52,15 @@ class ModelMemory:
         self.state_ASHDD[:, slot].zero_()
         self.conv_ASJ3HD[:, slot].zero_()
 
+    def copy_slot(self, source: int, target: int) -> None:
+        """Copy the KDA and conv state of one slot to another, bit by bit."""
+        self.state_ASHDD[:, target].copy_(self.state_ASHDD[:, source])
+        self.conv_ASJ3HD[:, target].copy_(self.conv_ASJ3HD[:, source])
+
+    def copy_block(self, source: int, target: int, num_tokens: int) -> None:
+        """Copy the first `num_tokens` tokens of one block to another, over all MLA layers."""
+        self.kv_MNPC[:, target, :num_tokens].copy_(self.kv_MNPC[:, source, :num_tokens])
+
 
 def allocate_memory(
     dims: ModelDims,

@@ -36,6 +36,8 @@ class SamplingRow:
     """Keep the most likely tokens whose probabilities reach this sum; 1 keeps all."""
     top_k: int | None = None
     """Keep this many of the most likely tokens; None keeps all."""
+    min_p: float = 0.0
+    """Drop tokens less likely than this share of the most likely one; 0 keeps all."""
     seed: int = 0
     """Seed of the request, 64 bits."""
     choice: int = 0
@@ -55,12 +57,15 @@ class SamplingRow:
             raise InvalidRequestError(f"top_p is {self.top_p}; expected 0 < top_p <= 1")
         if self.top_k is not None and self.top_k < 1:
             raise InvalidRequestError(f"top_k is {self.top_k}; expected >= 1, or none")
+        if not 0.0 <= self.min_p <= 1.0:
+            raise InvalidRequestError(f"min_p is {self.min_p}; expected 0 to 1")
 
 
 def sample_tokens(logits_BV: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
     """Draw one token per row.
 
-    Order of the cuts: temperature, then top-k, then top-p. Equal logits are ranked by lower id.
+    Order of the cuts: temperature, then top-k, top-p and min-p. Equal logits are ranked by lower
+    id.
 
     Args:
         logits_BV: Any float dtype, any device.
@@ -72,9 +77,20 @@ def sample_tokens(logits_BV: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
     Raises:
         InvariantError: Rows and logits do not agree, or a row has NaN, +inf or nothing but -inf.
     """
-    if logits_BV.shape[0] != len(rows):
-        raise InvariantError(f"{logits_BV.shape[0]} rows of logits for {len(rows)} requests")
-    logits = logits_BV.detach().to(device="cpu", dtype=torch.float32).numpy()
+    return sample_rows(host_logits(logits_BV), rows)
+
+
+def host_logits(logits_BV: Tensor) -> npt.NDArray[np.float32]:
+    """Return logits as float32 in the processor's memory; may share it with the tensor."""
+    host: npt.NDArray[np.float32]
+    host = logits_BV.detach().to(device="cpu", dtype=torch.float32).numpy()
+    return host
+
+
+def sample_rows(logits: npt.NDArray[np.float32], rows: Sequence[SamplingRow]) -> list[int]:
+    """`sample_tokens` for logits in the processor's memory."""
+    if logits.shape[0] != len(rows):
+        raise InvariantError(f"{logits.shape[0]} rows of logits for {len(rows)} requests")
     if not rows:
         return []
     broken = np.flatnonzero(~np.isfinite(logits.max(axis=1)))
@@ -101,9 +117,12 @@ def _draw(logits_V: npt.NDArray[np.float32], row: SamplingRow) -> int:
     scaled -= scaled.max()
     weights = np.exp(scaled / max(row.temperature, _MIN_TEMPERATURE))
     if row.top_k is not None and row.top_k < weights.size:
-        _keep_only(weights, _most_likely(weights, row.top_k))
+        _keep_only(weights, most_likely(weights, row.top_k))
     if row.top_p < 1.0:
         _keep_only(weights, _nucleus(weights, row.top_p))
+    if row.min_p > 0.0:
+        # The most likely token weighs 1.
+        weights[weights < row.min_p] = 0.0
     cumulative = np.cumsum(weights)
     threshold = uniform(row.seed, row.choice, row.position) * cumulative[-1]
     token = int(np.searchsorted(cumulative, threshold, side="right"))
@@ -118,8 +137,8 @@ def _keep_only(weights: npt.NDArray[np.float64], kept: npt.NDArray[np.int64]) ->
     weights[kept] = values
 
 
-def _most_likely(weights: npt.NDArray[np.float64], count: int) -> npt.NDArray[np.int64]:
-    """Ids of the `count` largest weights, largest first, equal ones by lower id."""
+def most_likely(weights: npt.NDArray[np.float64], count: int) -> npt.NDArray[np.int64]:
+    """Return the ids of the `count` largest weights, largest first, equal ones by lower id."""
     if count >= weights.size:
         return np.argsort(-weights, kind="stable")
     border = np.partition(weights, weights.size - count)[weights.size - count]
@@ -134,7 +153,7 @@ def _nucleus(weights: npt.NDArray[np.float64], top_p: float) -> npt.NDArray[np.i
     """Ids of the smallest set of most likely tokens that reaches `top_p` of the total."""
     goal = top_p * np.cumsum(weights)[-1]
     for count in (_FIRST_SORTED, weights.size):
-        ranked = _most_likely(weights, count)
+        ranked = most_likely(weights, count)
         cumulative = np.cumsum(weights[ranked])
         if cumulative[-1] >= goal:
             return ranked[: int(np.searchsorted(cumulative, goal, side="left")) + 1]

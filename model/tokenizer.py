@@ -93,6 +93,16 @@ class Tokenizer:
         return len(self._bytes)
 
     @property
+    def ranks(self) -> dict[bytes, int]:
+        """Token ids of the byte-pair ranks, by their bytes; a copy."""
+        return {self._bytes[rank]: rank for rank in range(self._num_ranks)}
+
+    @property
+    def pattern(self) -> str:
+        """Expression that text is split by before it is encoded."""
+        return _PRE_SPLIT
+
+    @property
     def special_ids(self) -> Mapping[str, int]:
         """Special token ids by name, unnamed ones included."""
         return self._specials

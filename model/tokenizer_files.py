@@ -1,7 +1,9 @@
 """Writes tokenizer files of a byte-level vocabulary with K3's special tokens.
 
 256 ranks, one per byte, then 256 special ids at the offsets they have in K3 (163584 + i there is
-256 + i here).
+256 + i here). As released, the three tokens that delimit a chat's structure are not flagged
+`special`: clients that detokenise themselves must not strip them, or their parsers see no
+structure. `model/tokenizer.py` treats all 256 ids as special, whatever the flag says.
 """
 
 from __future__ import annotations
@@ -37,6 +39,8 @@ _OFFSETS = {
     "[PAD]": 255,
 }
 
+_STRUCTURE = frozenset({"<|open|>", "<|close|>", "<|sep|>"})
+
 
 def special_id(name: str) -> int:
     """Id of a named special token in the byte-level vocabulary."""
@@ -48,7 +52,11 @@ def write_tokenizer_files(folder: Path) -> None:
     lines = (f"{base64.b64encode(bytes([value])).decode()} {value}\n" for value in range(256))
     (folder / RANKS_FILE).write_text("".join(lines), encoding="ascii")
     added = {
-        str(special_id(name)): {"content": name, "special": True, "normalized": False}
+        str(special_id(name)): {
+            "content": name,
+            "special": name not in _STRUCTURE,
+            "normalized": False,
+        }
         for name in _OFFSETS
     }
     config = {

@@ -83,10 +83,16 @@ def _find_invalid_field(submit: Submit, limits: EngineLimits) -> InvalidRequestE
         ("token_ids", submit.token_ids),
         ("generated_ids", submit.generated_ids),
         ("stop_token_ids", submit.stop_token_ids),
+        ("logit_bias", list(submit.sampling.logit_bias)),
     ):
         refusal = _find_invalid_id(name, ids, limits.vocab_size)
         if refusal is not None:
             return refusal
+    refusal = _find_invalid_count(submit)
+    return _find_invalid_sampling(submit.sampling) if refusal is None else refusal
+
+
+def _find_invalid_count(submit: Submit) -> InvalidRequestError | None:
     if submit.want_logits and (submit.max_tokens != 0 or submit.generated_ids):
         return InvalidRequestError(
             f"a score generates nothing: max_tokens is {submit.max_tokens} and generated_ids has "
@@ -94,13 +100,22 @@ def _find_invalid_field(submit: Submit, limits: EngineLimits) -> InvalidRequestE
         )
     if not submit.want_logits and submit.max_tokens < 1:
         return InvalidRequestError(f"max_tokens is {submit.max_tokens}; it must be at least 1")
+    if submit.num_choices < 1 or (submit.num_choices > 1 and submit.want_logits):
+        return InvalidRequestError(
+            f"num_choices is {submit.num_choices}; it must be at least 1, and 1 for a score"
+        )
+    if submit.num_choices > 1 and submit.generated_ids:
+        return InvalidRequestError(
+            f"generated_ids has {len(submit.generated_ids)} tokens; with num_choices "
+            f"{submit.num_choices} nothing can be replayed"
+        )
     if submit.attempt < 0:
         return InvalidRequestError(f"attempt is {submit.attempt}; it must be at least 0")
     if submit.credit_tokens < 0:
         return InvalidRequestError(f"credit_tokens is {submit.credit_tokens}; at least 0 is needed")
     if submit.timeout_s is not None and not math.isfinite(submit.timeout_s):
         return InvalidRequestError(f"timeout_s is {submit.timeout_s}; it must be finite seconds")
-    return _find_invalid_sampling(submit.sampling)
+    return None
 
 
 def _find_invalid_id(
@@ -125,6 +140,15 @@ def _find_invalid_sampling(sampling: Sampling) -> InvalidRequestError | None:
         return InvalidRequestError(f"top_p is {sampling.top_p}; it must be in (0, 1]")
     if sampling.top_k < 0:
         return InvalidRequestError(f"top_k is {sampling.top_k}; it must be at least 0")
+    if not 0 <= sampling.min_p <= 1:
+        return InvalidRequestError(f"min_p is {sampling.min_p}; it must be 0 to 1")
+    if not (math.isfinite(sampling.repetition_penalty) and sampling.repetition_penalty > 0):
+        return InvalidRequestError(
+            f"repetition_penalty is {sampling.repetition_penalty}; it must be finite and above 0"
+        )
+    penalties = (sampling.presence_penalty, sampling.frequency_penalty)
+    if not all(map(math.isfinite, (*penalties, *sampling.logit_bias.values()))):
+        return InvalidRequestError(f"penalties {penalties} and logit_bias must be finite")
     if not 0 <= sampling.seed <= MAX_SEED:
         return InvalidRequestError(f"seed is {sampling.seed}; it must be 0 to {MAX_SEED}")
     return None

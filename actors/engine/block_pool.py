@@ -1,6 +1,7 @@
 """Which request owns which block of the MLA cache. Ids only; the tensors are `model.cache`'s.
 
-Invariant: every block is free or owned once; `num_free + num_used == num_blocks`.
+A block may be shared by several requests once nobody writes it any more. Invariant: every block is
+free, or used by as many requests as its count says; `num_free + num_used == num_blocks`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class BlockPool:
     def __init__(self, num_blocks: int) -> None:
         self._num_blocks = num_blocks
         self._free = list(range(num_blocks - 1, -1, -1))
-        self._is_used = [False] * num_blocks
+        self._num_users = [0] * num_blocks
 
     @property
     def num_blocks(self) -> int:
@@ -34,7 +35,7 @@ class BlockPool:
 
     @property
     def num_used(self) -> int:
-        """Blocks that a request owns."""
+        """Blocks that at least one request uses."""
         return self._num_blocks - len(self._free)
 
     def allocate(self, num_blocks: int) -> tuple[int, ...]:
@@ -50,30 +51,44 @@ class BlockPool:
             )
         blocks = tuple(self._free.pop() for _ in range(num_blocks))
         for block in blocks:
-            self._is_used[block] = True
+            self._num_users[block] = 1
         return blocks
 
+    def share(self, blocks: Sequence[int]) -> None:
+        """Count one more user of each block.
+
+        Raises:
+            InvariantError: One of them is not in use; none is counted.
+        """
+        self._check_used(blocks, "shared")
+        for block in blocks:
+            self._num_users[block] += 1
+
     def free(self, blocks: Sequence[int]) -> None:
-        """Take blocks back.
+        """Take one user off each block; a block without any is free.
 
         Raises:
             InvariantError: One of them is unknown or already free; none is taken back.
         """
-        for block in blocks:
-            if not 0 <= block < self._num_blocks or not self._is_used[block]:
-                raise InvariantError(
-                    f"block {block} freed but not in use; pool of {self._num_blocks} has "
-                    f"{len(self._free)} free"
-                )
+        self._check_used(blocks, "freed")
         if len(set(blocks)) != len(blocks):
             raise InvariantError(f"blocks freed twice in one call: {list(blocks)}")
         for block in blocks:
-            self._is_used[block] = False
-            self._free.append(block)
+            self._num_users[block] -= 1
+            if self._num_users[block] == 0:
+                self._free.append(block)
+
+    def _check_used(self, blocks: Sequence[int], what: str) -> None:
+        for block in blocks:
+            if not 0 <= block < self._num_blocks or not self._num_users[block]:
+                raise InvariantError(
+                    f"block {block} {what} but not in use; pool of {self._num_blocks} has "
+                    f"{len(self._free)} free"
+                )
 
     def check(self) -> None:
         """Raise `InvariantError` unless free and used blocks add up."""
-        num_marked = sum(self._is_used)
+        num_marked = sum(users > 0 for users in self._num_users)
         if len(set(self._free)) != len(self._free) or num_marked + len(self._free) != (
             self._num_blocks
         ):

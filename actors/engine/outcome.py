@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from actors.request_channel import Ended, LogitRows, NewTokens
+from actors.request_channel import Ended, LogitRows, NewTokens, PromptLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +14,7 @@ class StepOutcome:
     step: int
     tokens: tuple[NewTokens, ...]
     logits: tuple[LogitRows, ...]
+    prompt_logprobs: tuple[PromptLogprobs, ...]
     ended: tuple[Ended, ...]
     num_computed_tokens: int
     """Rows of all lanes; 0 when nothing could be computed: then wait for news or a deadline."""

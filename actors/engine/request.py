@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
+from actors.engine.choosing import TokenChoice
 from actors.request_channel import Submit, Usage
 from configs.ids import RequestId
 from configs.numerics import FinishReason
@@ -41,9 +42,11 @@ class EngineRequest:
     """State of one (request, attempt). Times are `time.monotonic()` seconds of this process."""
 
     submit: Submit
+    """Of this answer alone: one choice."""
     arrived_at: float
     num_blocks: int
     """Blocks that it can need at most; reserved as a whole at admission."""
+    choice: TokenChoice
     deadline: float | None
     credit: int
     """Tokens that it may still generate, or rows that a score may still compute."""
@@ -57,6 +60,12 @@ class EngineRequest:
     """Step that computed something of it last."""
     admitted_at: float | None = None
     first_token_at: float | None = None
+    leader: EngineRequest | None = None
+    """Computes the prompt for this one, which waits for it; None once it does not."""
+    followers: list[EngineRequest] = field(default_factory=list)
+    """Requests whose `leader` this one is, live ones only."""
+    num_shared: int = 0
+    """Prompt tokens in memory that another request has computed."""
 
     @property
     def key(self) -> RequestKey:
@@ -84,9 +93,14 @@ class EngineRequest:
         return len(self.submit.token_ids) + len(self.generated)
 
     @property
+    def needs_token(self) -> bool:
+        """Whether every known token is in memory, so that the next one can be chosen."""
+        return not self.submit.want_logits and self.computed == self.num_known
+
+    @property
     def is_paused(self) -> bool:
-        """Whether it waits for credit."""
-        return self.credit <= 0
+        """Whether it waits for credit, or for its leader to have computed the prompt."""
+        return self.credit <= 0 or self.leader is not None
 
     def tokens(self, position: int, num_tokens: int) -> list[int]:
         """Return `num_tokens` known tokens from `position` on."""
@@ -106,7 +120,12 @@ class EngineRequest:
             self.credit -= num_tokens
 
     def append_token(self, token: int, now: float) -> None:
-        """Add a token that was sampled at `now`."""
+        """Add a token that was sampled at `now`.
+
+        Raises:
+            InvariantError: The request's grammar does not allow it.
+        """
+        self.choice.append(token)
         self.generated.append(token)
         self.credit -= 1
         if self.first_token_at is None:
@@ -118,6 +137,8 @@ class EngineRequest:
             return None
         if self.generated and self.generated[-1] in self.submit.stop_token_ids:
             return FinishReason.STOP
+        if self.choice.is_complete:
+            return FinishReason.STOP
         return FinishReason.LENGTH if len(self.generated) >= self.submit.max_tokens else None
 
     def usage(self, now: float) -> Usage:
@@ -128,7 +149,7 @@ class EngineRequest:
         )
         return Usage(
             prompt_tokens=self.num_prompt,
-            computed_tokens=min(self.computed, self.num_prompt),
+            computed_tokens=max(min(self.computed, self.num_prompt) - self.num_shared, 0),
             output_tokens=len(self.generated),
             queue_s=admitted_at - self.arrived_at,
             first_token_s=first_token_s,

@@ -11,11 +11,22 @@ from itertools import chain, islice
 
 from actors.engine.admission import EngineLimits, blocks_needed, find_overload, find_refusal
 from actors.engine.block_pool import BlockPool
+from actors.engine.choosing import Grammars, TokenChoice
+from actors.engine.prompt_sharing import (
+    allocate_follower_blocks,
+    can_share,
+    fork_prompt,
+    form_group,
+    group_need,
+    hand_over,
+    split_choices,
+)
 from actors.engine.request import EngineRequest, RequestKey
 from actors.engine.scheduler import RequestView, SchedulerState, StepPlan, plan_admission
 from actors.engine.state_pool import StatePool
-from actors.request_channel import Ended, Submit
+from actors.request_channel import Ended, Sampling, Submit
 from configs.errors import InvalidRequestError, InvariantError, ServingError
+from configs.ids import RequestId
 from configs.numerics import EndReason, FinishReason
 from model.cache import ModelMemory
 
@@ -23,7 +34,9 @@ from model.cache import ModelMemory
 class RequestTable:
     """Requests by key. Owned by the engine thread."""
 
-    def __init__(self, memory: ModelMemory, limits: EngineLimits) -> None:
+    def __init__(
+        self, memory: ModelMemory, limits: EngineLimits, grammars: Grammars | None = None
+    ) -> None:
         if (memory.num_blocks, memory.block_size, memory.num_slots) != (
             limits.num_blocks,
             limits.block_tokens,
@@ -34,6 +47,8 @@ class RequestTable:
                 f"{memory.num_slots} slots; the limits state {limits}"
             )
         self.limits = limits
+        self._memory = memory
+        self._grammars = grammars
         self.blocks = BlockPool(memory.num_blocks)
         self.slots = StatePool(memory)
         self.running: dict[RequestKey, EngineRequest] = {}
@@ -44,44 +59,66 @@ class RequestTable:
         self._ended: list[Ended] = []
 
     def submit(self, submit: Submit, now: float) -> None:
-        """Queue a request, or end it at once if it is refused or already complete.
+        """Queue the requests of a submission, or end them at once if it is refused or complete.
 
         Raises:
-            InvalidRequestError: The same (request, attempt) is live. That one goes on; no `Ended`
+            InvalidRequestError: One of its (request, attempt) is live. That one goes on; no `Ended`
                 is made, because it has one end only.
         """
-        key = RequestKey(submit.request_id, submit.attempt)
-        if self.find(key) is not None:
-            raise InvalidRequestError(
-                f"request {key.request_id} attempt {key.attempt} is already live here; "
-                "use a new request_id or a higher attempt"
+        choices = split_choices(submit)
+        for one in choices:
+            key = RequestKey(one.request_id, one.attempt)
+            if self.find(key) is not None:
+                raise InvalidRequestError(
+                    f"request {key.request_id} attempt {key.attempt} is already live here; "
+                    "use a new request_id or a higher attempt"
+                )
+        refusal: ServingError | None = find_refusal(submit, self.limits)
+        requests: list[EngineRequest] = []
+        if refusal is None:
+            try:
+                requests = [self._make_request(one, now) for one in choices]
+            except ServingError as exc:
+                refusal = exc
+        if refusal is not None:
+            self.refuse(submit, refusal, now)
+            return
+        if len(requests) > 1 and can_share(submit, self.limits):
+            form_group(requests)
+        self.queued.update((request.key, request) for request in requests)
+        overload = find_overload(self._count_waiting(), self.limits)
+        for request in reversed(requests):
+            if overload is not None:
+                self.end(request, EndReason.REJECTED, now, error=overload)
+            elif (finish := request.find_finish()) is not None:
+                # An earlier attempt generated the last token, but its end was lost.
+                self.end(request, EndReason.FINISHED, now, finish=finish)
+
+    def refuse(self, submit: Submit, error: ServingError, now: float) -> None:
+        """End the requests of a submission with REJECTED without looking at it."""
+        for one in split_choices(submit):
+            request = EngineRequest(
+                submit=one,
+                arrived_at=now,
+                num_blocks=0,
+                choice=_NO_CHOICE,
+                deadline=None,
+                credit=0,
             )
-        request = EngineRequest(
+            self.end(request, EndReason.REJECTED, now, error=error)
+
+    def _make_request(self, submit: Submit, now: float) -> EngineRequest:
+        return EngineRequest(
             submit=submit,
             arrived_at=now,
             num_blocks=blocks_needed(
                 len(submit.token_ids) + max(submit.max_tokens, 0), self.limits.block_tokens
             ),
+            choice=TokenChoice(submit, self._grammars),
             deadline=None if submit.timeout_s is None else now + submit.timeout_s,
             credit=submit.credit_tokens,
             generated=list(submit.generated_ids),
         )
-        refusal: ServingError | None = find_refusal(submit, self.limits)
-        if refusal is None:
-            self.queued[key] = request
-            refusal = find_overload(self._count_waiting(), self.limits)
-        if refusal is not None:
-            self.end(request, EndReason.REJECTED, now, error=refusal)
-        elif (finish := request.find_finish()) is not None:
-            # An earlier attempt generated the last token, but its end was lost.
-            self.end(request, EndReason.FINISHED, now, finish=finish)
-
-    def refuse(self, submit: Submit, error: ServingError, now: float) -> None:
-        """End a request with REJECTED without looking at it."""
-        request = EngineRequest(
-            submit=submit, arrived_at=now, num_blocks=0, deadline=None, credit=0
-        )
-        self.end(request, EndReason.REJECTED, now, error=error)
 
     def find(self, key: RequestKey) -> EngineRequest | None:
         """Return a live request."""
@@ -99,13 +136,26 @@ class RequestTable:
                 self.end(request, EndReason.DEADLINE, now)
 
     def admit(self, plan: StepPlan, now: float) -> None:
-        """Give the admitted requests their memory."""
+        """Give the admitted requests, and those that follow them, their memory."""
         for key in plan.admitted:
-            request = self.queued.pop(key)
-            self.running[key] = request
-            request.slot = self.slots.allocate()
-            request.blocks = self.blocks.allocate(request.num_blocks)
-            request.admitted_at = now
+            request = self.queued[key]
+            self._start(request, self.blocks.allocate(request.num_blocks), now)
+            for follower in request.followers:
+                blocks = allocate_follower_blocks(
+                    follower, request, self.blocks, self.limits.block_tokens
+                )
+                self._start(follower, blocks, now)
+
+    def fork_prompt(self, request: EngineRequest) -> list[EngineRequest]:
+        """Give the followers of a request the prompt that it has computed; returns them."""
+        return fork_prompt(request, self._memory)
+
+    def _start(self, request: EngineRequest, blocks: tuple[int, ...], now: float) -> None:
+        del self.queued[request.key]
+        self.running[request.key] = request
+        request.slot = self.slots.allocate()
+        request.blocks = blocks
+        request.admitted_at = now
 
     def end(
         self,
@@ -133,6 +183,7 @@ class RequestTable:
         key = request.key
         if request.is_ended:
             raise InvariantError(f"request {key} ends a second time, with {reason}")
+        self._leave_group(request)
         if self.find(key) is request:
             self.running.pop(key, None)
             self.queued.pop(key, None)
@@ -156,6 +207,13 @@ class RequestTable:
             )
         )
 
+    def _leave_group(self, request: EngineRequest) -> None:
+        if request.leader is not None:
+            request.leader.followers.remove(request)
+            request.leader = None
+        elif request.followers:
+            hand_over(request)
+
     def take_ended(self) -> tuple[Ended, ...]:
         """Ends since the last call."""
         ended, self._ended = tuple(self._ended), []
@@ -170,7 +228,7 @@ class RequestTable:
     ) -> SchedulerState:
         """The frozen state that the next step is planned from."""
         return SchedulerState(
-            running=tuple(_view(request, held) for request in self.running.values()),
+            running=tuple(self._view(request, held) for request in self.running.values()),
             queued=self._queue_head(held),
             num_free_blocks=self.blocks.num_free,
             num_free_slots=self.slots.num_free,
@@ -180,8 +238,9 @@ class RequestTable:
         )
 
     def _queue_head(self, held: Collection[RequestKey]) -> tuple[RequestView, ...]:
-        head = islice(self.queued.values(), self.slots.num_free)
-        return tuple(_view(request, held) for request in head)
+        # Followers come with their leader.
+        heads = (request for request in self.queued.values() if request.leader is None)
+        return tuple(self._view(request, held) for request in islice(heads, self.slots.num_free))
 
     def _count_waiting(self) -> int:
         """Queued requests that the next step cannot admit."""
@@ -190,18 +249,32 @@ class RequestTable:
             num_free_blocks=self.blocks.num_free,
             num_free_slots=self.slots.num_free,
         )
-        return len(self.queued) - len(startable)
+        return len(self.queued) - sum(view.num_slots for view in startable)
+
+    def _view(self, request: EngineRequest, held: Collection[RequestKey]) -> RequestView:
+        key, submit = request.key, request.submit
+        need = group_need(
+            request.num_prompt,
+            request.num_blocks,
+            1 + len(request.followers),
+            self.limits.block_tokens,
+        )
+        return RequestView(
+            key=key,
+            num_prompt=request.num_prompt,
+            num_known=request.num_known,
+            computed=request.computed,
+            num_blocks=need.num_blocks,
+            num_slots=need.num_slots,
+            is_paused=request.is_paused or key in held,
+            row_credit=request.credit if submit.want_logits else None,
+            wants_prompt_logprobs=submit.prompt_logprobs is not None,
+            last_step=request.last_step,
+        )
 
 
-def _view(request: EngineRequest, held: Collection[RequestKey]) -> RequestView:
-    key = request.key
-    return RequestView(
-        key=key,
-        num_prompt=request.num_prompt,
-        num_known=request.num_known,
-        computed=request.computed,
-        num_blocks=request.num_blocks,
-        is_paused=request.is_paused or key in held,
-        row_credit=request.credit if request.submit.want_logits else None,
-        last_step=request.last_step,
-    )
+_NO_CHOICE = TokenChoice(
+    Submit(RequestId(""), 0, token_ids=[], max_tokens=0, sampling=Sampling(), stop_token_ids=[]),
+    None,
+)
+"""Of requests that are refused before anything is chosen."""

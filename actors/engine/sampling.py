@@ -3,41 +3,124 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
+from actors.engine.choosing import Grammars, TokenChoice
 from actors.engine.request import EngineRequest
-from configs.errors import ServingError
-from model.sampler import SamplingRow, sample_tokens
+from actors.request_channel import TokenLogprobs
+from configs.errors import InvariantError, ServingError
+from model.logit_shaping import shape_logits
+from model.logprobs import row_logprobs
+from model.sampler import SamplingRow, host_logits, sample_rows
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """A token that was drawn."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None
+    """When the request asks for them."""
 
 
 def sample_requests(
-    logits_BV: Tensor, requests: Sequence[EngineRequest]
-) -> list[int | ServingError]:
+    logits_BV: Tensor, requests: Sequence[EngineRequest], grammars: Grammars | None
+) -> list[Sampled | ServingError]:
     """Return the next token of each request; row b of the logits belongs to request b.
 
-    A row that cannot be sampled (no finite maximum) gives an error for its own request only.
+    A row that cannot be sampled (no finite maximum, a grammar that failed) gives an error for its
+    own request only.
     """
-    rows = [_row_of(request) for request in requests]
+    raw = host_logits(logits_BV)
+    shaped, failures = _shaped(raw, requests, grammars)
+    rows = [request.choice.row(request.num_known) for request in requests]
+    tokens: list[int | ServingError]
     try:
-        return list(sample_tokens(logits_BV, rows))
+        tokens = list(sample_rows(shaped, rows))
     except ServingError:
-        return [_sample_alone(logits_BV[b : b + 1], row) for b, row in enumerate(rows)]
+        tokens = [_sample_alone(shaped[b : b + 1], row) for b, row in enumerate(rows)]
+    return [
+        failures[b] if b in failures else _sampled(raw[b], token, request.choice)
+        for b, (token, request) in enumerate(zip(tokens, requests, strict=True))
+    ]
 
 
-def _sample_alone(logits_1V: Tensor, row: SamplingRow) -> int | ServingError:
+def prompt_logprobs(
+    logits_RV: Tensor, next_ids: Sequence[int], num_top: int
+) -> list[TokenLogprobs]:
+    """Return the log-probabilities of prompt tokens; row r gives those of `next_ids[r]`.
+
+    Args:
+        logits_RV: At least `len(next_ids)` rows; further ones are left out.
+        next_ids: The tokens that follow the rows' own.
+        num_top: Most likely ones per row.
+    """
+    logits = host_logits(logits_RV[: len(next_ids)])
+    return [_logprobs(logits[row], token, num_top) for row, token in enumerate(next_ids)]
+
+
+def _shaped(
+    raw: NDArray[np.float32], requests: Sequence[EngineRequest], grammars: Grammars | None
+) -> tuple[NDArray[np.float32], dict[int, ServingError]]:
+    """Return what tokens are drawn from, and the rows that failed with their errors."""
+    changed = [b for b, request in enumerate(requests) if not request.choice.is_plain]
+    if not changed:
+        return raw, {}
+    shaped = raw.copy()
+    allowed = _masks([requests[b].choice for b in changed], grammars)
+    failures: dict[int, ServingError] = {}
+    for b in changed:
+        choice = requests[b].choice
+        allowed_V = allowed.get(id(choice))
+        if allowed_V is not None and not allowed_V.any():
+            failures[b] = _grammar_failure(requests[b])
+            continue
+        shape_logits(
+            shaped[b], choice.shape, choice.counts, ruled_out=choice.ruled_out, allowed_V=allowed_V
+        )
+    return shaped, failures
+
+
+def _masks(
+    choices: Sequence[TokenChoice], grammars: Grammars | None
+) -> dict[int, NDArray[np.bool_]]:
+    """Return the masks of those with a grammar, by `id`."""
+    constrained = [choice for choice in choices if choice.matcher is not None]
+    if not constrained or grammars is None:
+        return {}
+    masks = grammars.masks([c.matcher for c in constrained if c.matcher is not None])
+    return {id(choice): masks[index] for index, choice in enumerate(constrained)}
+
+
+def _grammar_failure(request: EngineRequest) -> ServingError:
+    matcher = request.choice.matcher
+    reason = "it allows no token" if matcher is None else matcher.error or "it allows no token"
+    return InvariantError(
+        f"request {request.key.request_id}: its grammar cannot go on after "
+        f"{len(request.generated)} tokens: {reason[:300]}"
+    )
+
+
+def _sample_alone(logits_1V: NDArray[np.float32], row: SamplingRow) -> int | ServingError:
     try:
-        return sample_tokens(logits_1V, [row])[0]
+        return sample_rows(logits_1V, [row])[0]
     except ServingError as exc:
         return exc
 
 
-def _row_of(request: EngineRequest) -> SamplingRow:
-    sampling = request.submit.sampling
-    return SamplingRow(
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=None if sampling.top_k == 0 else sampling.top_k,
-        seed=sampling.seed,
-        position=request.num_known,
-    )
+def _sampled(
+    raw_V: NDArray[np.float32], token: int | ServingError, choice: TokenChoice
+) -> Sampled | ServingError:
+    if isinstance(token, ServingError):
+        return token
+    num_top = choice.num_logprobs
+    return Sampled(token, None if num_top is None else _logprobs(raw_V, token, num_top))
+
+
+def _logprobs(logits_V: NDArray[np.float32], token_id: int, num_top: int) -> TokenLogprobs:
+    found = row_logprobs(logits_V, token_id, num_top)
+    return TokenLogprobs(found.logprob, found.top_ids, found.top_logprobs)

@@ -36,7 +36,7 @@ class LogitsWanted(Enum):
     LAST = 1
     """The last one, to sample a token."""
     ALL = 2
-    """Every row of a score."""
+    """Every row of a score, or of a prompt whose log-probabilities are wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +50,20 @@ class RequestView:
     computed: int
     """Tokens in memory."""
     num_blocks: int
-    """Blocks to reserve at admission."""
+    """Blocks to reserve at admission, those of its followers included."""
     is_paused: bool
     """Computes nothing at present: no credit, or its gateway does not read."""
     row_credit: int | None
     """Rows that a score may still compute; None if it is no score."""
     last_step: int
+    num_slots: int = 1
+    """Slots to reserve at admission: its own and its followers'."""
+    wants_prompt_logprobs: bool = False
 
     @property
-    def wants_all_logits(self) -> bool:
-        """Whether it is a score."""
-        return self.row_credit is not None
+    def wants_prompt_logits(self) -> bool:
+        """Whether every row of the prompt needs logits."""
+        return self.row_credit is not None or self.wants_prompt_logprobs
 
     @property
     def can_decode(self) -> bool:
@@ -93,7 +96,7 @@ class SchedulerState:
     num_free_slots: int
     max_step_tokens: int
     max_logit_rows: int
-    """Rows of scores in one step; at least `TILE_TOKENS`."""
+    """Rows of `LogitsWanted.ALL` in one step; at least `TILE_TOKENS`."""
     starved_steps: int = 0
     """Steps in a row whose plan said `is_prefill_starved`."""
 
@@ -165,10 +168,11 @@ def plan_admission(
 ) -> tuple[RequestView, ...]:
     """Return the longest head of the queue that fits the free memory."""
     num_admitted = 0
-    for view in queued[:num_free_slots]:
-        if view.num_blocks > num_free_blocks:
+    for view in queued:
+        if view.num_blocks > num_free_blocks or view.num_slots > num_free_slots:
             break
         num_free_blocks -= view.num_blocks
+        num_free_slots -= view.num_slots
         num_admitted += 1
     return tuple(queued[:num_admitted])
 
@@ -190,16 +194,18 @@ def _plan_prefill(
     chunks: list[Chunk] = []
     for view in behind:
         room = budget
+        if view.wants_prompt_logits and view.computed < view.num_prompt:
+            room = min(budget, max_logit_rows)
         if view.row_credit is not None:
-            room = min(budget, max_logit_rows, view.row_credit)
+            room = min(room, view.row_credit)
         chunk = _plan_chunk(view, room)
         if chunk is None:
             if room < budget:
-                continue  # A score that waits for rows must not hold up prompts behind it.
+                continue  # One that waits for rows must not hold up prompts behind it.
             break
         chunks.append(chunk)
         budget -= chunk.num_tokens
-        if view.row_credit is not None:
+        if chunk.logits is LogitsWanted.ALL:
             max_logit_rows -= chunk.num_tokens
     return tuple(chunks)
 
@@ -216,7 +222,7 @@ def _plan_chunk(view: RequestView, room: int) -> Chunk | None:
     if end <= position:
         return None
     logits = LogitsWanted.NONE
-    if view.wants_all_logits:
+    if view.wants_prompt_logits:
         logits = LogitsWanted.ALL
     elif end == view.num_prompt == view.num_known:
         logits = LogitsWanted.LAST

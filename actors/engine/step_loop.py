@@ -18,13 +18,14 @@ from torch import Tensor
 
 from actors.engine.admission import EngineLimits
 from actors.engine.batch_building import build_batch
+from actors.engine.choosing import Grammars
 from actors.engine.lanes import Clock, LaneResult, LaneRouter, StepModel, run_lanes
 from actors.engine.outcome import EngineStats, StepOutcome
 from actors.engine.request import EngineRequest, RequestKey
 from actors.engine.request_table import RequestTable
-from actors.engine.sampling import sample_requests
+from actors.engine.sampling import Sampled, prompt_logprobs, sample_requests
 from actors.engine.scheduler import TILE_TOKENS, Chunk, LogitsWanted, schedule
-from actors.request_channel import LogitRows, NewTokens, Submit
+from actors.request_channel import LogitRows, NewTokens, PromptLogprobs, Submit
 from configs.errors import ServingError
 from configs.numerics import EndReason, FinishReason
 from model.cache import ModelMemory
@@ -45,6 +46,7 @@ class Engine:
         limits: EngineLimits,
         clock: Clock,
         wait_timeout_s: float,
+        grammars: Grammars | None = None,
     ) -> None:
         """Take over `memory` and `router`.
 
@@ -55,6 +57,7 @@ class Engine:
             limits: What fits.
             clock: Monotonic seconds.
             wait_timeout_s: A lane that waits longer for experts fails.
+            grammars: Applies grammars of requests; None refuses requests with one.
         """
         self.limits = limits
         self._model = model
@@ -62,12 +65,14 @@ class Engine:
         self._router = router
         self._clock = clock
         self._wait_timeout_s = wait_timeout_s
-        self._table = RequestTable(memory, limits)
+        self._grammars = grammars
+        self._table = RequestTable(memory, limits, grammars)
         row_bytes = limits.vocab_size * 4
         num_tiles = MAX_LOGIT_BYTES // (row_bytes * TILE_TOKENS)
         self._max_logit_rows = max(1, num_tiles) * TILE_TOKENS
         self._tokens: list[NewTokens] = []
         self._logits: list[LogitRows] = []
+        self._prompt_logprobs: list[PromptLogprobs] = []
         self._totals = _Totals()
         self._starved_steps = 0
 
@@ -110,7 +115,8 @@ class Engine:
         For a step that raised: the memory of its requests is in an unknown state.
         """
         self._router.abandon_step()
-        for request in list(self._table.running.values()):
+        # Followers first: nobody may take over the memory of a leader that fails.
+        for request in reversed(list(self._table.running.values())):
             self._table.end(request, EndReason.FAILED, now, error=error)
 
     def fail_all(self, error: ServingError, now: float) -> None:
@@ -179,10 +185,12 @@ class Engine:
             self._totals.step_seconds += self._clock() - started_at
         tokens, self._tokens = tuple(self._tokens), []
         logits, self._logits = tuple(self._logits), []
+        prompt_logprobs, self._prompt_logprobs = tuple(self._prompt_logprobs), []
         return StepOutcome(
             step=self._totals.steps,
             tokens=tokens,
             logits=logits,
+            prompt_logprobs=prompt_logprobs,
             ended=self._table.take_ended(),
             num_computed_tokens=sum(chunk.num_tokens for chunks in lanes for chunk in chunks),
         )
@@ -223,31 +231,50 @@ class Engine:
 
     def _take_logits(self, chunks: Sequence[Chunk], logits_RV: Tensor) -> None:
         """Record what a lane computed: progress, logits of scores, sampled tokens, ends."""
-        now = self._clock()
         sampled: list[EngineRequest] = []
         sampled_rows: list[int] = []
         row = 0
         for chunk in chunks:
             request = self._table.running[chunk.key]
             self._note_progress(request, chunk)
-            if chunk.logits is LogitsWanted.LAST:
-                sampled.append(request)
-                sampled_rows.append(row)
-            elif chunk.logits is LogitsWanted.ALL:
-                self._logits.append(_logit_rows(chunk, logits_RV[row : row + chunk.num_tokens]))
-                if request.computed == request.num_prompt:
-                    self._table.end(request, EndReason.FINISHED, now, finish=FinishReason.LENGTH)
+            if chunk.logits is LogitsWanted.ALL:
+                self._take_prompt_rows(request, chunk, logits_RV[row : row + chunk.num_tokens])
             row += chunk.num_logit_rows
+            if chunk.logits is not LogitsWanted.NONE and request.needs_token:
+                members = [request, *self._table.fork_prompt(request)]
+                sampled.extend(members)
+                sampled_rows.extend([row - 1] * len(members))
         if not sampled:
             return
-        if len(sampled) < row:
+        if sampled_rows != list(range(logits_RV.shape[0])):
             logits_RV = logits_RV[torch.tensor(sampled_rows, device=logits_RV.device)]
-        tokens = sample_requests(logits_RV, sampled)
-        for request, token in zip(sampled, tokens, strict=True):
+        found = sample_requests(logits_RV, sampled, self._grammars)
+        for request, token in zip(sampled, found, strict=True):
             if isinstance(token, ServingError):
-                self._table.end(request, EndReason.FAILED, now, error=token)
+                self._table.end(request, EndReason.FAILED, self._clock(), error=token)
             else:
                 self._append_token(request, token)
+
+    def _take_prompt_rows(self, request: EngineRequest, chunk: Chunk, logits_TV: Tensor) -> None:
+        """Record the logits of prompt positions, or what was asked for of them."""
+        submit = request.submit
+        if submit.want_logits:
+            self._logits.append(_logit_rows(chunk, logits_TV))
+            if request.computed == request.num_prompt:
+                now = self._clock()
+                self._table.end(request, EndReason.FINISHED, now, finish=FinishReason.LENGTH)
+        elif submit.prompt_logprobs is not None:
+            # Each row says how likely the token after it is.
+            next_ids = submit.token_ids[chunk.position + 1 : request.computed + 1]
+            if next_ids:
+                self._prompt_logprobs.append(
+                    PromptLogprobs(
+                        submit.request_id,
+                        submit.attempt,
+                        first_position=chunk.position + 1,
+                        logprobs=prompt_logprobs(logits_TV, next_ids, submit.prompt_logprobs),
+                    )
+                )
 
     def _note_progress(self, request: EngineRequest, chunk: Chunk) -> None:
         request.take_progress(chunk.num_tokens, self._totals.steps)
@@ -256,11 +283,16 @@ class Engine:
         elif chunk.logits is LogitsWanted.NONE:
             self._totals.replayed_tokens += chunk.num_tokens
 
-    def _append_token(self, request: EngineRequest, token: int) -> None:
+    def _append_token(self, request: EngineRequest, sampled: Sampled) -> None:
         now = self._clock()
-        request.append_token(token, now)
+        try:
+            request.append_token(sampled.token_id, now)
+        except ServingError as exc:
+            self._table.end(request, EndReason.FAILED, now, error=exc)
+            return
         self._totals.generated_tokens += 1
-        self._tokens.append(NewTokens(request.submit.request_id, request.submit.attempt, [token]))
+        logprobs = [] if sampled.logprobs is None else [sampled.logprobs]
+        self._tokens.append(NewTokens(*request.key, [sampled.token_id], logprobs))
         finish = request.find_finish()
         if finish is not None:
             self._table.end(request, EndReason.FINISHED, now, finish=finish)
@@ -271,7 +303,9 @@ class Engine:
         for chunk in chunks:
             request = self._table.running.get(chunk.key)
             if request is not None:
-                self._table.end(request, EndReason.FAILED, now, error=error)
+                # What they wait for is in an unknown state.
+                for member in (*request.followers, request):
+                    self._table.end(member, EndReason.FAILED, now, error=error)
 
 
 class _Totals:

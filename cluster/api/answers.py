@@ -1,21 +1,19 @@
-"""What a generation hands to its client, and how tokens become that.
+"""What a generation or a score hands to its client. Knows nothing of gRPC or HTTP.
 
-Knows nothing of gRPC or HTTP. Text is what is complete with the tokens so far; the stop token is
-the last id and never text.
+Text is what is complete with the tokens so far; the stop token is the last id and never text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.request_channel import Usage
+from actors.request_channel import TokenLogprobs, Usage
 from configs.ids import RequestId
 from configs.numerics import FinishReason
+from model.chat.values import ChatDelta
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +22,17 @@ class Chunk:
 
     token_ids: tuple[int, ...]
     text: str
-    """Complete characters only; empty without a tokenizer."""
+    """Complete characters only; empty without a tokenizer and in a chat."""
+    choice: int = 0
+    """Which of the answers they belong to."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One per token id when they were asked for."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of consecutive prompt tokens, in the first chunks of choice 0."""
+    prompt_position: int = 0
+    """Position of the first of `prompt_logprobs`."""
+    deltas: tuple[ChatDelta, ...] = ()
+    """What the text means, in a chat; text that may be a stop text is held back here too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +44,9 @@ class Finished:
     seed: int
     """Seed that was used, also for greedy requests."""
     request_id: RequestId
+    choice: int = 0
+    matched_stop: int | str | None = None
+    """Stop token or stop text that ended it; None for its length or a complete constraint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,50 +58,9 @@ class ScoreRows:
     """`[rows, vocab]`, read-only."""
 
 
-class Detokenizer(Protocol):
-    """Turns tokens into text that never ends in half a character."""
+@dataclass(frozen=True, slots=True)
+class ChatFormat:
+    """Says that the answer is an assistant's message in K3's chat format."""
 
-    def push(self, token_ids: Sequence[int]) -> str:
-        """Return the text that is complete with these tokens."""
-
-    def finish(self) -> str:
-        """Return what is left, incomplete bytes replaced."""
-
-
-class AnswerShaper:
-    """Makes chunks from the tokens of one request. One reader, in order.
-
-    The first `resume_offset` tokens are not sent, nor is the text that was complete with them; the
-    detokenizer still sees them, so that the rest reads as in the unbroken answer.
-    """
-
-    def __init__(
-        self, *, detokenizer: Detokenizer | None, stop_ids: Collection[int], resume_offset: int
-    ) -> None:
-        self._detokenizer = detokenizer
-        self._stop_ids = frozenset(stop_ids)
-        self._num_to_skip = resume_offset
-
-    def push(self, token_ids: Sequence[int]) -> Chunk | None:
-        """Return the chunk of new tokens; None when nothing is to be sent."""
-        skipped, fresh = token_ids[: self._num_to_skip], token_ids[self._num_to_skip :]
-        self._num_to_skip -= len(skipped)
-        if skipped:
-            self._text_of(skipped)
-        if not fresh:
-            return None
-        return Chunk(token_ids=tuple(fresh), text=self._text_of(fresh))
-
-    def finish(self) -> Chunk | None:
-        """Return the chunk with text that was held back; None when there is none."""
-        if self._detokenizer is None:
-            return None
-        text = self._detokenizer.finish()
-        return Chunk(token_ids=(), text=text) if text and self._num_to_skip == 0 else None
-
-    def _text_of(self, token_ids: Sequence[int]) -> str:
-        if self._detokenizer is None:
-            return ""
-        # A stop token ends the request, so only the last token can be one.
-        is_stopped = token_ids[-1] in self._stop_ids
-        return self._detokenizer.push(token_ids[:-1] if is_stopped else token_ids)
+    thinking: bool
+    """The prompt ends inside the model's thinking."""

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from cluster.api.answers import Chunk, Finished
 from cluster.api.generated.latentmesh.v1 import inference_pb2, inference_pb2_grpc
+from cluster.api.params import GenerateParams, ScoreParams
 from cluster.api.proto_values import read_event, read_rows, write_generate, write_score
 from cluster.api.status import from_grpc
 from cluster.api.topology import TopologyView, from_proto
-from cluster.api.validation import GenerateParams, ScoreParams
 from configs.errors import InvariantError, TransportTimeoutError
 
 MAX_RECEIVE_BYTES: Final = 256 << 20
@@ -66,7 +66,7 @@ class LatentmeshClient:
     def generate(
         self, params: GenerateParams, *, timeout_s: float | None = None
     ) -> Iterator[Chunk | Finished]:
-        """Yield chunks as they come and at last `Finished`. Closing the iterator cancels.
+        """Yield chunks as they come, and `Finished` for each choice. Closing it cancels.
 
         Args:
             params: What to generate; it is checked by the server.
@@ -76,16 +76,20 @@ class LatentmeshClient:
             ServingError: The class that the server raised, or `TransportError`.
         """
         call = self._inference.Generate(write_generate(params), timeout=timeout_s)
-        last: Chunk | Finished | None = None
+        num_finished = 0
         try:
             with _mapped_errors():
                 for response in call:
-                    last = read_event(response)
-                    yield last
+                    event = read_event(response)
+                    num_finished += isinstance(event, Finished)
+                    yield event
         finally:
             call.cancel()
-        if not isinstance(last, Finished):
-            raise InvariantError(f"{self.address} ended the stream without `finished`")
+        if num_finished != params.num_choices:
+            raise InvariantError(
+                f"{self.address} ended the stream with {num_finished} of {params.num_choices} "
+                "answers finished"
+            )
 
     def score(self, params: ScoreParams, *, timeout_s: float | None = None) -> NDArray[np.float32]:
         """Return the logits of every prompt position, float32 `[T, vocab]`.

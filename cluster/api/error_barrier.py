@@ -8,7 +8,7 @@ a status here too: gRPC itself would answer UNKNOWN, without our details.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias, cast
 
@@ -42,11 +42,14 @@ class _Undecodable:
 
 
 class ErrorBarrier(grpc.aio.ServerInterceptor):
-    """Guards the methods of one service; unary requests, coroutine methods."""
+    """Guards the methods of some services; unary requests, coroutine methods."""
 
-    def __init__(self, service: ServiceDescriptor, gateway: GatewayId, metrics: Metrics) -> None:
+    def __init__(
+        self, services: Iterable[ServiceDescriptor], gateway: GatewayId, metrics: Metrics
+    ) -> None:
         self._request_types = {
             f"/{service.full_name}/{method.name}": method.input_type.full_name
+            for service in services
             for method in service.methods
         }
         self._metadata = {"gateway": str(gateway)}
@@ -57,7 +60,7 @@ class ErrorBarrier(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[_Handler]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> _Handler:
-        """Return the method's handler, guarded when it is one of the service."""
+        """Return the method's handler, guarded when it is one of the services."""
         handler = await continuation(handler_call_details)
         name = handler_call_details.method
         if handler is None or name not in self._request_types:

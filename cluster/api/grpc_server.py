@@ -1,8 +1,7 @@
-"""The gRPC server: InferenceService, health and reflection on one port."""
+"""The gRPC server: InferenceService, VllmEngine, health and reflection on one port."""
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import aclosing
 from typing import Any, Final, TypeAlias
 
@@ -10,20 +9,24 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+from smg_grpc_proto.generated import vllm_engine_pb2_grpc
 
 from cluster.api.error_barrier import ErrorBarrier
 from cluster.api.gateway_settings import GatewaySettings
 from cluster.api.generated.latentmesh.v1 import inference_pb2, inference_pb2_grpc
-from cluster.api.inference import CallContext, Inference
+from cluster.api.grpc_call import call_of
+from cluster.api.inference import Inference
 from cluster.api.listening import bind_tcp, format_address
 from cluster.api.proto_values import read_generate, read_score, write_event, write_rows
-from cluster.api.topology import TopologySource, to_proto
+from cluster.api.topology import TopologySource, take_snapshot, to_proto
+from cluster.api.vllm_adapter import DESCRIPTOR as VLLM_DESCRIPTOR
+from cluster.api.vllm_adapter import SERVICE as VLLM_SERVICE
+from cluster.api.vllm_adapter import VllmEngineServicer
 from cluster.telemetry import Metrics
-from configs.errors import ConfigError, TransportTimeoutError
+from configs.errors import ConfigError
 
 _DESCRIPTOR: Final = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
 SERVICE: Final = _DESCRIPTOR.full_name
-TOPOLOGY_TIMEOUT_S: Final = 10.0
 
 _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"  # generic for type checkers only
 
@@ -42,7 +45,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, request: inference_pb2.GenerateRequest, context: _Context
     ) -> None:
         """See the proto."""
-        answer = self._inference.generate(read_generate(request), _call_of(context))
+        answer = self._inference.generate(read_generate(request), call_of(context))
         async with aclosing(answer):
             async for event in answer:
                 await context.write(write_event(event))
@@ -51,7 +54,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, request: inference_pb2.ScoreRequest, context: _Context
     ) -> None:
         """See the proto."""
-        answer = self._inference.score(read_score(request), _call_of(context))
+        answer = self._inference.score(read_score(request), call_of(context))
         async with aclosing(answer):
             async for rows in answer:
                 await context.write(write_rows(rows))
@@ -61,13 +64,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     ) -> inference_pb2.GetTopologyResponse:
         """See the proto."""
         del request, context
-        try:
-            async with asyncio.timeout(TOPOLOGY_TIMEOUT_S):
-                return to_proto(await self._topology.snapshot())
-        except TimeoutError as exc:
-            raise TransportTimeoutError(
-                f"the workers did not describe themselves within {TOPOLOGY_TIMEOUT_S} s; retry"
-            ) from exc
+        return to_proto(await take_snapshot(self._topology))
 
 
 class GrpcServer:
@@ -87,16 +84,18 @@ class GrpcServer:
             ConfigError: The address cannot be bound.
         """
         self._server = grpc.aio.server(
-            interceptors=[ErrorBarrier(_DESCRIPTOR, settings.gateway, metrics)],
+            interceptors=[ErrorBarrier((_DESCRIPTOR, VLLM_DESCRIPTOR), settings.gateway, metrics)],
             options=_options(settings),
         )
         self._health = health.aio.HealthServicer()
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(  # type: ignore[no-untyped-call]  # generated
             InferenceServicer(inference, topology), self._server
         )
+        self._vllm = VllmEngineServicer(settings, inference, topology)
+        vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(self._vllm, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection(
-            (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
+            (SERVICE, VLLM_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
         )
         port = self._bind(settings.host, settings.grpc_port)
         self.address = format_address(settings.host, port)
@@ -107,9 +106,10 @@ class GrpcServer:
 
     async def set_serving(self, *, is_serving: bool) -> None:
         """Publish to health checks whether requests are taken."""
+        self._vllm.is_serving = is_serving
         serving = health_pb2.HealthCheckResponse.ServingStatus
         status = serving.SERVING if is_serving else serving.NOT_SERVING
-        for service in ("", SERVICE):
+        for service in ("", SERVICE, VLLM_SERVICE):
             await self._health.set(service, status)
 
     async def stop(self, grace_s: float) -> None:
@@ -126,15 +126,6 @@ class GrpcServer:
             raise ConfigError(
                 f"api.host and api.grpc_port: {address} cannot be bound: {exc}"
             ) from exc
-
-
-def _call_of(context: _Context) -> CallContext:
-    metadata = context.invocation_metadata()
-    pairs = () if metadata is None else metadata
-    return CallContext(
-        timeout_s=context.time_remaining(),
-        carrier={key: value for key, value in pairs if isinstance(value, str)},
-    )
 
 
 def _options(settings: GatewaySettings) -> list[tuple[str, int]]:

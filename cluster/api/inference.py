@@ -1,7 +1,7 @@
 """The two operations, whatever protocol they are asked through: generate and score.
 
-Validates, tokenises, has the request accepted, shapes what comes back, counts and traces it. Knows
-neither gRPC nor HTTP.
+Has a request planned and accepted, shapes what comes back, counts and traces it. Knows neither gRPC
+nor HTTP.
 """
 
 from __future__ import annotations
@@ -9,26 +9,24 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import numpy as np
 from opentelemetry.trace import Span
 
-from actors.request_channel import LogitRows, Sampling
-from cluster.api.answers import AnswerShaper, Chunk, Finished, ScoreRows
+from actors.request_channel import LogitRows, PromptLogprobs
+from cluster.api.answer_shaper import AnswerShaper
+from cluster.api.answers import ChatFormat, Chunk, Finished, ScoreRows
 from cluster.api.gateway_settings import GatewaySettings
+from cluster.api.merging import merge
+from cluster.api.params import GenerateParams, ScoreParams
+from cluster.api.request_planner import RequestPlanner
 from cluster.api.request_router import Operation, RequestRouter, RequestSpec
-from cluster.api.request_stream import Outcome, RequestStream
-from cluster.api.validation import (
-    GenerateParams,
-    Limits,
-    ScoreParams,
-    check_generate,
-    check_prompt,
-    check_prompt_length,
-    resolve_max_tokens,
-)
+from cluster.api.request_stream import News, Outcome, RequestStream
+from cluster.api.validation import Limits
 from cluster.telemetry import (
     ERROR_TYPE,
     GEN_AI_REQUEST_MAX_TOKENS,
@@ -44,9 +42,16 @@ from cluster.telemetry import (
     Metrics,
     RequestTracer,
 )
-from configs.errors import InvariantError, RequestTooLargeError, ServingError
-from configs.metrics import REFUSED_REQUESTS, REQUEST_DURATION, TIME_TO_FIRST_TOKEN
-from model.tokenizer import IncrementalDetokenizer, Tokenizer
+from configs.errors import InvariantError, ServingError
+from configs.metrics import (
+    FINISHED_ANSWERS,
+    REFUSED_REQUESTS,
+    REQUEST_DURATION,
+    TIME_TO_FIRST_TOKEN,
+)
+from configs.numerics import FinishReason
+from model.chat.values import Conversation
+from model.tokenizer import Tokenizer
 
 MAX_SCORE_BYTES: Final = 1 << 20
 """Bytes of one score message at most, or a single row: gRPC clients take 4 MiB by default."""
@@ -81,45 +86,75 @@ class Inference:
         tracer: RequestTracer,
     ) -> None:
         self._router = router
-        self._tokenizer = tokenizer
+        self._planner = RequestPlanner(settings, tokenizer)
         self._metrics = metrics
         self._tracer = tracer
-        self._eos_token_ids = settings.eos_token_ids
-        self._limits = Limits(
-            model_name=settings.model_name,
-            vocab_size=settings.vocab_size,
-            context_tokens=settings.context_tokens,
-            has_tokenizer=tokenizer is not None,
-        )
+
+    @property
+    def limits(self) -> Limits:
+        """What requests are checked against."""
+        return self._planner.limits
+
+    async def encode_text(self, text: str) -> list[int]:
+        """Return the token ids of a text; raises `TokenizerMissingError` without a tokenizer."""
+        return await self._planner.encode_text(text)
+
+    async def encode_chat(self, conversation: Conversation) -> list[int]:
+        """Return the prompt that asks for the next message of a conversation.
+
+        Raises:
+            InvalidRequestError: A message makes no sense; names it.
+            TokenizerMissingError: The checkpoint has no tokenizer.
+        """
+        return await self._planner.encode_chat(conversation)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes of a token, the name of a special one; empty without a tokenizer."""
+        if not self.limits.has_tokenizer:
+            return b""
+        return self._planner.tokenizer.decode_bytes((token_id,), with_special=True)
 
     async def generate(
-        self, params: GenerateParams, call: CallContext
+        self, params: GenerateParams, call: CallContext, *, chat: ChatFormat | None = None
     ) -> AsyncGenerator[Chunk | Finished, None]:
-        """Yield chunks and at last `Finished`. Closing the iterator early cancels the request.
+        """Yield chunks, and `Finished` for each choice. Closing the iterator early cancels all.
+
+        Choices come interleaved, each in order. The first that fails ends all of them.
+
+        Args:
+            params: Checked here.
+            call: What the protocol knows of the call.
+            chat: Reads the answer as a message: chunks carry deltas in place of text, and stop
+                texts are looked for in the visible part only.
 
         Raises:
             AdmissionError: The request was refused.
             ServingError: It was accepted and did not finish.
         """
         timing = _Timing(Operation.GENERATE, call.timeout_s)
-        with self._tracer.span("text_completion", self._limits.model_name, call.carrier) as span:
+        name = "text_completion" if chat is None else "chat"
+        with self._tracer.span(name, self.limits.model_name, call.carrier) as span:
             _describe(span, params)
             try:
-                spec = await self._generate_spec(params, call)
-                stream = self._router.open(spec)
+                spec = await self._planner.plan_generate(
+                    params, timeout_s=call.timeout_s, worker_tokens=self._router.max_request_tokens
+                )
+                streams = self._router.open(spec)
             except ServingError as exc:
                 self._metrics.add(REFUSED_REQUESTS, operation=Operation.GENERATE, code=exc.code)
                 raise
-            shaper = AnswerShaper(
-                detokenizer=self._detokenizer(),
-                stop_ids=spec.stop_token_ids,
-                resume_offset=params.resume_offset,
-            )
             try:
-                async for event in self._answer(stream, shaper, timing):
-                    yield event
+                shapers = self._planner.make_shapers(params, spec, chat)
+                prompt_is_told = asyncio.Event()
+                answers = [
+                    self._answer(stream, shaper, spec, timing, prompt_is_told)
+                    for stream, shaper in zip(streams, shapers, strict=True)
+                ]
+                async with aclosing(merge(answers)) as merged:
+                    async for event in merged:
+                        yield event
             finally:
-                self._close(stream, timing, span)
+                self._close(streams, timing, span)
 
     async def score(
         self, params: ScoreParams, call: CallContext
@@ -131,10 +166,12 @@ class Inference:
             ServingError: It was accepted and did not finish.
         """
         timing = _Timing(Operation.SCORE, call.timeout_s)
-        with self._tracer.span("score", self._limits.model_name, call.carrier) as span:
+        with self._tracer.span("score", self.limits.model_name, call.carrier) as span:
             try:
-                spec = await self._score_spec(params, call)
-                stream = self._router.open(spec)
+                spec = await self._planner.plan_score(
+                    params, timeout_s=call.timeout_s, worker_tokens=self._router.max_request_tokens
+                )
+                (stream,) = self._router.open(spec)
             except ServingError as exc:
                 self._metrics.add(REFUSED_REQUESTS, operation=Operation.SCORE, code=exc.code)
                 raise
@@ -142,20 +179,31 @@ class Inference:
                 async for rows in self._rows(stream, num_prompt=len(spec.token_ids)):
                     yield rows
             finally:
-                self._close(stream, timing, span)
+                self._close([stream], timing, span)
 
     async def _answer(
-        self, stream: RequestStream, shaper: AnswerShaper, timing: _Timing
-    ) -> AsyncIterator[Chunk | Finished]:
+        self,
+        stream: RequestStream,
+        shaper: AnswerShaper,
+        spec: RequestSpec,
+        timing: _Timing,
+        prompt_is_told: asyncio.Event,
+    ) -> AsyncGenerator[Chunk | Finished, None]:
         while True:
             news = await stream.next_news()
-            if news.token_ids:
-                if timing.first_token_s is None:
-                    timing.first_token_s = timing.elapsed_s
-                    self._metrics.observe(TIME_TO_FIRST_TOKEN, timing.first_token_s)
-                chunk = shaper.push(news.token_ids)
-                if chunk is not None:
-                    yield chunk
+            for logprobs in news.prompt_logprobs:
+                yield _prompt_chunk(logprobs)
+            if stream.choice > 0 and spec.prompt_logprobs is not None:
+                # The first choice brings them; tokens of others do not come before.
+                await prompt_is_told.wait()
+            elif news.token_ids or news.outcome is not None:
+                prompt_is_told.set()
+            chunk = self._push(news, shaper, timing)
+            if shaper.matched is not None:
+                # At once: the client may be slow to read what there is.
+                stream.complete()
+            if chunk is not None:
+                yield chunk
             if news.outcome is not None:
                 break
         if news.outcome.error is not None:
@@ -163,7 +211,17 @@ class Inference:
         rest = shaper.finish()
         if rest is not None:
             yield rest
-        yield _finished(stream, news.outcome)
+        finished = _finished(stream, news.outcome, shaper, spec)
+        self._metrics.add(FINISHED_ANSWERS, cause=_cause_of(finished))
+        yield finished
+
+    def _push(self, news: News, shaper: AnswerShaper, timing: _Timing) -> Chunk | None:
+        if not news.token_ids:
+            return None
+        if timing.first_token_s is None:
+            timing.first_token_s = timing.elapsed_s
+            self._metrics.observe(TIME_TO_FIRST_TOKEN, timing.first_token_s)
+        return shaper.push(news.token_ids, news.logprobs)
 
     async def _rows(self, stream: RequestStream, *, num_prompt: int) -> AsyncIterator[ScoreRows]:
         next_position = 0
@@ -171,7 +229,7 @@ class Inference:
         while outcome is None:
             news = await stream.next_news()
             for rows in news.rows:
-                for part in _split_rows(rows, vocab_size=self._limits.vocab_size):
+                for part in _split_rows(rows, vocab_size=self.limits.vocab_size):
                     if part.first_position != next_position:
                         raise InvariantError(
                             f"request {rows.request_id}: logits of position {part.first_position} "
@@ -188,77 +246,28 @@ class Inference:
                 "positions came"
             )
 
-    async def _generate_spec(self, params: GenerateParams, call: CallContext) -> RequestSpec:
-        token_ids = await self._token_ids(check_generate(params, self._limits))
-        max_tokens = resolve_max_tokens(
-            len(token_ids),
-            params,
-            self._limits,
-            worker_tokens=self._router.max_request_tokens,
-        )
-        own_stops = () if params.ignore_eos else self._eos_token_ids
-        return RequestSpec(
-            token_ids=token_ids,
-            max_tokens=max_tokens,
-            sampling=Sampling(
-                temperature=0.0 if params.temperature is None else params.temperature,
-                top_p=1.0 if params.top_p is None else params.top_p,
-                # More than the vocabulary keeps all of it, as 0 does.
-                top_k=0 if params.top_k is None else min(params.top_k, self._limits.vocab_size),
-            ),
-            seed=params.seed,
-            stop_token_ids=list(dict.fromkeys((*own_stops, *params.stop_token_ids))),
-            timeout_s=call.timeout_s,
-        )
-
-    async def _score_spec(self, params: ScoreParams, call: CallContext) -> RequestSpec:
-        prompt = check_prompt(params.model, params.prompt, self._limits)
-        token_ids = await self._token_ids(prompt)
-        check_prompt_length(len(token_ids), self._limits, num_reserved=0)
-        worker_tokens = self._router.max_request_tokens
-        if len(token_ids) > worker_tokens:
-            raise RequestTooLargeError(
-                f"prompt has {len(token_ids)} tokens; {worker_tokens} fit a worker's memory; "
-                "shorten it, or raise attention_pool.num_blocks"
-            )
-        return RequestSpec(
-            token_ids=token_ids,
-            max_tokens=0,
-            sampling=Sampling(),
-            seed=0,
-            stop_token_ids=[],
-            timeout_s=call.timeout_s,
-            operation=Operation.SCORE,
-        )
-
-    async def _token_ids(self, prompt: str | Sequence[int]) -> list[int]:
-        if not isinstance(prompt, str):
-            return list(prompt)
-        if self._tokenizer is None:
-            raise InvariantError("text passed validation without a tokenizer")
-        # In a thread: a long prompt takes seconds, and every other stream shares this loop.
-        return await asyncio.to_thread(self._tokenizer.encode, prompt)
-
-    def _detokenizer(self) -> IncrementalDetokenizer | None:
-        return None if self._tokenizer is None else IncrementalDetokenizer(self._tokenizer)
-
-    def _close(self, stream: RequestStream, timing: _Timing, span: Span) -> None:
-        stream.close(is_late=timing.is_late)
+    def _close(self, streams: Sequence[RequestStream], timing: _Timing, span: Span) -> None:
+        for stream in streams:
+            stream.close(is_late=timing.is_late)
         self._metrics.observe(REQUEST_DURATION, timing.elapsed_s, operation=timing.operation)
-        span.set_attribute(GEN_AI_RESPONSE_ID, stream.key.request_id)
-        if stream.seed <= MAX_INT64:
-            span.set_attribute(GEN_AI_REQUEST_SEED, stream.seed)
+        first = streams[0]
+        span.set_attribute(GEN_AI_RESPONSE_ID, first.key.request_id)
+        if first.seed <= MAX_INT64:
+            span.set_attribute(GEN_AI_REQUEST_SEED, first.seed)
         if timing.first_token_s is not None:
             span.set_attribute(GEN_AI_RESPONSE_FIRST_CHUNK, timing.first_token_s)
-        outcome = stream.outcome
-        if outcome is None:
+        outcomes = [stream.outcome for stream in streams if stream.outcome is not None]
+        if not outcomes:
             return
-        span.set_attribute(GEN_AI_USAGE_INPUT_TOKENS, outcome.usage.prompt_tokens)
-        span.set_attribute(GEN_AI_USAGE_OUTPUT_TOKENS, outcome.usage.output_tokens)
-        if outcome.finish_reason is not None:
-            span.set_attribute(GEN_AI_RESPONSE_FINISH_REASONS, (outcome.finish_reason.value,))
-        if outcome.error is not None:
-            span.set_attribute(ERROR_TYPE, outcome.error.code)
+        num_output = sum(outcome.usage.output_tokens for outcome in outcomes)
+        span.set_attribute(GEN_AI_USAGE_INPUT_TOKENS, outcomes[0].usage.prompt_tokens)
+        span.set_attribute(GEN_AI_USAGE_OUTPUT_TOKENS, num_output)
+        reasons = [o.finish_reason.value for o in outcomes if o.finish_reason is not None]
+        if reasons:
+            span.set_attribute(GEN_AI_RESPONSE_FINISH_REASONS, tuple(reasons))
+        errors = [outcome.error.code for outcome in outcomes if outcome.error is not None]
+        if errors:
+            span.set_attribute(ERROR_TYPE, errors[0])
 
 
 class _Timing:
@@ -279,14 +288,48 @@ class _Timing:
         return self._timeout_s is not None and self.elapsed_s >= LATE_SHARE * self._timeout_s
 
 
-def _finished(stream: RequestStream, outcome: Outcome) -> Finished:
-    if outcome.finish_reason is None:
+def _finished(
+    stream: RequestStream, outcome: Outcome, shaper: AnswerShaper, spec: RequestSpec
+) -> Finished:
+    reason: FinishReason | None = outcome.finish_reason
+    matched: int | str | None = shaper.matched
+    if matched is not None:
+        # Also when the worker ended it at the same time for another reason.
+        reason = FinishReason.STOP
+    elif shaper.last_token in spec.stop_token_ids and reason is FinishReason.STOP:
+        matched = shaper.last_token
+    if reason is None:
         raise InvariantError(f"request {stream.key.request_id} finished without a reason")
+    # The worker may have gone on for some tokens before it heard of the stop text.
+    usage = msgspec.structs.replace(outcome.usage, output_tokens=shaper.num_tokens)
     return Finished(
-        finish_reason=outcome.finish_reason,
-        usage=outcome.usage,
+        finish_reason=reason,
+        usage=usage,
         seed=stream.seed,
         request_id=stream.key.request_id,
+        choice=stream.choice,
+        matched_stop=matched,
+    )
+
+
+def _cause_of(finished: Finished) -> str:
+    if finished.finish_reason is FinishReason.LENGTH:
+        return "length"
+    match finished.matched_stop:
+        case str():
+            return "stop_text"
+        case int():
+            return "stop_token"
+        case _:
+            return "constraint"
+
+
+def _prompt_chunk(logprobs: PromptLogprobs) -> Chunk:
+    return Chunk(
+        token_ids=(),
+        text="",
+        prompt_logprobs=tuple(logprobs.logprobs),
+        prompt_position=logprobs.first_position,
     )
 
 
@@ -306,9 +349,9 @@ def _split_rows(rows: LogitRows, *, vocab_size: int) -> Iterator[ScoreRows]:
 def _describe(span: Span, params: GenerateParams) -> None:
     values = {
         GEN_AI_REQUEST_MAX_TOKENS: params.max_tokens,
-        GEN_AI_REQUEST_TEMPERATURE: params.temperature,
-        GEN_AI_REQUEST_TOP_P: params.top_p,
-        GEN_AI_REQUEST_TOP_K: params.top_k,
+        GEN_AI_REQUEST_TEMPERATURE: params.sampling.temperature,
+        GEN_AI_REQUEST_TOP_P: params.sampling.top_p,
+        GEN_AI_REQUEST_TOP_K: params.sampling.top_k,
     }
     for name, value in values.items():
         if value is not None:

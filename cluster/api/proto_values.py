@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
 import numpy as np
 from google.protobuf.duration_pb2 import Duration
 
-from actors.request_channel import Usage
+from actors.request_channel import TokenLogprobs, Usage
 from cluster.api.answers import Chunk, Finished, ScoreRows
 from cluster.api.generated.latentmesh.v1 import inference_pb2 as pb
-from cluster.api.validation import GenerateParams, ScoreParams
+from cluster.api.params import GenerateParams, SamplingParams, ScoreParams, StopParams
 from configs.errors import InvariantError
 from configs.ids import RequestId
 from configs.numerics import FinishReason
+from model.constraint import Constraint, ConstraintKind
 
 _TO_REASON = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
@@ -25,34 +28,52 @@ _FROM_REASON = {number: reason for reason, number in _TO_REASON.items()}
 
 def read_generate(request: pb.GenerateRequest) -> GenerateParams:
     """Return what a request asks for; unset fields are None. Token ids stay in the message."""
-    sampling = request.sampling
     return GenerateParams(
         model=request.model,
         prompt=_prompt_of(request),
         max_tokens=request.max_tokens if request.HasField("max_tokens") else None,
-        temperature=sampling.temperature if sampling.HasField("temperature") else None,
-        top_p=sampling.top_p if sampling.HasField("top_p") else None,
-        top_k=sampling.top_k if sampling.HasField("top_k") else None,
-        seed=sampling.seed if sampling.HasField("seed") else None,
-        stop_token_ids=tuple(request.stop_token_ids),
-        ignore_eos=request.ignore_eos,
+        sampling=_read_sampling(request.sampling),
+        stop=StopParams(
+            texts=tuple(request.stop),
+            token_ids=tuple(request.stop_token_ids),
+            ignore_eos=request.ignore_eos,
+            min_tokens=request.min_tokens,
+            include_text=request.include_stop_text,
+        ),
+        num_choices=max(request.num_choices, 1),
+        constraint=_read_constraint(request.constraint),
+        logprobs=request.logprobs if request.HasField("logprobs") else None,
+        prompt_logprobs=request.prompt_logprobs if request.HasField("prompt_logprobs") else None,
         resume_offset=request.resume_offset,
     )
 
 
 def write_generate(params: GenerateParams) -> pb.GenerateRequest:
     """Return the request that asks for `params`; the inverse of `read_generate`."""
+    sampling = params.sampling
     request = pb.GenerateRequest(
         model=params.model,
         max_tokens=params.max_tokens,
         sampling=pb.SamplingParams(
-            temperature=params.temperature,
-            top_p=params.top_p,
-            top_k=params.top_k,
-            seed=params.seed,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            seed=sampling.seed,
+            min_p=sampling.min_p,
+            repetition_penalty=sampling.repetition_penalty,
+            presence_penalty=sampling.presence_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            logit_bias=sampling.logit_bias,
         ),
-        stop_token_ids=params.stop_token_ids,
-        ignore_eos=params.ignore_eos,
+        stop=params.stop.texts,
+        stop_token_ids=params.stop.token_ids,
+        ignore_eos=params.stop.ignore_eos,
+        min_tokens=params.stop.min_tokens,
+        include_stop_text=params.stop.include_text,
+        num_choices=params.num_choices,
+        constraint=_write_constraint(params.constraint),
+        logprobs=params.logprobs,
+        prompt_logprobs=params.prompt_logprobs,
         resume_offset=params.resume_offset,
     )
     _set_prompt(request, params.prompt)
@@ -74,7 +95,12 @@ def write_score(params: ScoreParams) -> pb.ScoreRequest:
 def write_event(event: Chunk | Finished) -> pb.GenerateResponse:
     """Return the message of one event of a generation."""
     if isinstance(event, Chunk):
-        return pb.GenerateResponse(chunk=pb.Chunk(token_ids=event.token_ids, text=event.text))
+        chunk = pb.Chunk(token_ids=event.token_ids, text=event.text, choice=event.choice)
+        chunk.logprobs.extend(map(_write_logprobs, event.logprobs))
+        chunk.prompt_logprobs.extend(map(_write_logprobs, event.prompt_logprobs))
+        chunk.prompt_position = event.prompt_position
+        return pb.GenerateResponse(chunk=chunk)
+    matched = event.matched_stop
     return pb.GenerateResponse(
         finished=pb.Finished(
             finish_reason=_TO_REASON[event.finish_reason],
@@ -88,6 +114,9 @@ def write_event(event: Chunk | Finished) -> pb.GenerateResponse:
             ),
             seed=event.seed,
             request_id=event.request_id,
+            choice=event.choice,
+            stop_token_id=matched if isinstance(matched, int) else None,
+            stop_text=matched if isinstance(matched, str) else None,
         )
     )
 
@@ -99,7 +128,15 @@ def read_event(response: pb.GenerateResponse) -> Chunk | Finished:
         InvariantError: The message holds none that this version knows.
     """
     if response.WhichOneof("event") == "chunk":
-        return Chunk(token_ids=tuple(response.chunk.token_ids), text=response.chunk.text)
+        chunk = response.chunk
+        return Chunk(
+            token_ids=tuple(chunk.token_ids),
+            text=chunk.text,
+            choice=chunk.choice,
+            logprobs=tuple(map(_read_logprobs, chunk.logprobs)),
+            prompt_logprobs=tuple(map(_read_logprobs, chunk.prompt_logprobs)),
+            prompt_position=chunk.prompt_position,
+        )
     if response.WhichOneof("event") != "finished":
         raise InvariantError("the server sent an event that this client does not know; update it")
     finished = response.finished
@@ -121,6 +158,8 @@ def read_event(response: pb.GenerateResponse) -> Chunk | Finished:
         ),
         seed=finished.seed,
         request_id=RequestId(finished.request_id),
+        choice=finished.choice,
+        matched_stop=_read_matched_stop(finished),
     )
 
 
@@ -149,6 +188,73 @@ def read_rows(response: pb.ScoreResponse) -> ScoreRows:
         )
     shape = (response.num_rows, response.vocab_size)
     return ScoreRows(response.first_position, values.reshape(shape))
+
+
+def _read_sampling(sampling: pb.SamplingParams) -> SamplingParams:
+    def value_of(field: str) -> Any:  # noqa: ANN401 - a number; None when unset
+        return getattr(sampling, field) if sampling.HasField(field) else None
+
+    return SamplingParams(
+        temperature=value_of("temperature"),
+        top_p=value_of("top_p"),
+        top_k=value_of("top_k"),
+        min_p=value_of("min_p"),
+        repetition_penalty=value_of("repetition_penalty"),
+        presence_penalty=value_of("presence_penalty"),
+        frequency_penalty=value_of("frequency_penalty"),
+        # Not copied before its size is checked.
+        logit_bias=sampling.logit_bias,
+        seed=value_of("seed"),
+    )
+
+
+def _read_constraint(constraint: pb.Constraint) -> Constraint | None:
+    kind = constraint.WhichOneof("kind")
+    match kind:
+        case "json_schema" | "regex" | "grammar":
+            return Constraint(ConstraintKind(kind), getattr(constraint, kind))
+        case "json_object":
+            return Constraint(ConstraintKind.JSON_OBJECT) if constraint.json_object else None
+        case "choices":
+            return Constraint(ConstraintKind.CHOICE, json.dumps(list(constraint.choices.texts)))
+        case _:
+            return None
+
+
+def _write_constraint(constraint: Constraint | None) -> pb.Constraint | None:
+    if constraint is None:
+        return None
+    match constraint.kind:
+        case ConstraintKind.JSON_OBJECT:
+            return pb.Constraint(json_object=True)
+        case ConstraintKind.CHOICE:
+            return pb.Constraint(choices=pb.Choices(texts=json.loads(constraint.text)))
+        case ConstraintKind.JSON_SCHEMA:
+            return pb.Constraint(json_schema=constraint.text)
+        case ConstraintKind.REGEX:
+            return pb.Constraint(regex=constraint.text)
+        case ConstraintKind.GRAMMAR:
+            return pb.Constraint(grammar=constraint.text)
+
+
+def _write_logprobs(logprobs: TokenLogprobs) -> pb.TokenLogprobs:
+    return pb.TokenLogprobs(
+        logprob=logprobs.logprob, top_ids=logprobs.top_ids, top_logprobs=logprobs.top_logprobs
+    )
+
+
+def _read_logprobs(logprobs: pb.TokenLogprobs) -> TokenLogprobs:
+    return TokenLogprobs(logprobs.logprob, list(logprobs.top_ids), list(logprobs.top_logprobs))
+
+
+def _read_matched_stop(finished: pb.Finished) -> int | str | None:
+    match finished.WhichOneof("matched_stop"):
+        case "stop_token_id":
+            return finished.stop_token_id
+        case "stop_text":
+            return finished.stop_text
+        case _:
+            return None
 
 
 def _prompt_of(request: pb.GenerateRequest | pb.ScoreRequest) -> str | Sequence[int] | None:

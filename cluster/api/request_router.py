@@ -22,6 +22,7 @@ from cluster.api.request_stream import CREDIT_TOKENS, Outcome, RequestStream, ro
 from cluster.api.worker_connection import WorkerConnection
 from cluster.telemetry import Metrics
 from configs.errors import (
+    InvalidRequestError,
     NoWorkerError,
     OverloadedError,
     RequestTooLargeError,
@@ -64,6 +65,11 @@ class RequestSpec:
     timeout_s: float | None
     """Seconds left of the client's deadline; None has none."""
     operation: Operation = Operation.GENERATE
+    num_choices: int = 1
+    grammar: str = ""
+    """What the answer must match; "" has none."""
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,34 +181,48 @@ class RequestRouter:
                 f"none of the attention workers ({names}) can be reached: {cause}"
             ) from cause
 
-    def open(self, spec: RequestSpec) -> RequestStream:
-        """Accept a request and send it to a worker; its reader must close the stream.
+    def open(self, spec: RequestSpec) -> list[RequestStream]:
+        """Accept a request and send it to a worker; its reader must close all streams.
+
+        Returns:
+            One stream per choice, in order.
 
         Raises:
             NoWorkerError: Draining, or no worker is connected.
             OverloadedError: The gateway carries `max_running_requests` already.
+            InvalidRequestError: More choices than a gateway ever carries.
             RequestTooLargeError: No worker can hold it.
         """
         self._check_open()
         limit = self._settings.max_running_requests
-        if len(self._running) >= limit:
+        if spec.num_choices > limit:
+            raise InvalidRequestError(
+                f"num_choices is {spec.num_choices}; allowed: 1 to {limit} "
+                "(api.max_running_requests: each choice counts as a request)"
+            )
+        if len(self._running) + spec.num_choices > limit:
             raise OverloadedError(
-                f"gateway {self._settings.gateway} carries {len(self._running)} requests (limit "
-                f"{limit}, api.max_running_requests); retry later"
+                f"gateway {self._settings.gateway} carries {len(self._running)} requests and was "
+                f"asked for {spec.num_choices} more (limit {limit}, api.max_running_requests); "
+                "retry later"
             )
         worker = choose_worker(self._loads(), len(spec.token_ids) + spec.max_tokens)
         connection = self._connections[worker]
         submit = self._submit_of(spec)
-        stream = RequestStream(
-            submit,
-            post=connection.post,
-            on_settled=partial(self._on_settled, spec.operation),
-            on_closed=self._on_closed,
-        )
-        connection.submit(submit, stream)
-        self._running.add(stream)
+        streams = [
+            RequestStream(
+                submit,
+                choice=choice,
+                post=connection.post,
+                on_settled=partial(self._on_settled, spec.operation, choice),
+                on_closed=self._on_closed,
+            )
+            for choice in range(spec.num_choices)
+        ]
+        connection.submit(submit, streams)
+        self._running.update(streams)
         self._idle.clear()
-        return stream
+        return streams
 
     def drain(self) -> None:
         """Take no new requests. Running ones go on."""
@@ -249,11 +269,16 @@ class RequestRouter:
             timeout_s=spec.timeout_s,
             credit_tokens=row_window(self._settings.vocab_size) if is_score else CREDIT_TOKENS,
             want_logits=is_score,
+            num_choices=spec.num_choices,
+            grammar=spec.grammar,
+            logprobs=spec.logprobs,
+            prompt_logprobs=spec.prompt_logprobs,
         )
 
-    def _on_settled(self, operation: Operation, outcome: Outcome) -> None:
+    def _on_settled(self, operation: Operation, choice: int, outcome: Outcome) -> None:
         self._metrics.add(REQUESTS, operation=operation, end_reason=outcome.reason)
-        self._metrics.add(PROMPT_TOKENS, outcome.usage.prompt_tokens)
+        if choice == 0:
+            self._metrics.add(PROMPT_TOKENS, outcome.usage.prompt_tokens)
         self._metrics.add(OUTPUT_TOKENS, outcome.usage.output_tokens)
 
     def _on_closed(self, stream: RequestStream) -> None:

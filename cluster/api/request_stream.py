@@ -8,9 +8,11 @@ worker's `Ended`, by the loss of the connection, or by a reader that leaves firs
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
+
+import msgspec
 
 from actors.request_channel import (
     ROW_GRID,
@@ -18,9 +20,12 @@ from actors.request_channel import (
     Credit,
     Ended,
     LogitRows,
+    PromptLogprobs,
     Submit,
+    TokenLogprobs,
     ToWorker,
     Usage,
+    choice_id,
 )
 from cluster.api.status import error_of_code
 from configs.errors import (
@@ -68,6 +73,9 @@ class News:
     """What came since the last look. `outcome` is set in the last one."""
 
     token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """One per token id when they were asked for."""
+    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
     rows: list[LogitRows] = field(default_factory=list)
     outcome: Outcome | None = None
 
@@ -78,6 +86,7 @@ class RequestStream:
     Args:
         submit: What was sent to the worker. Its `credit_tokens` is how far the worker may be ahead
             of the reader; for a score a multiple of `ROW_GRID`.
+        choice: Which of the submission's answers this stream is.
         post: Sends a message to the worker; does nothing once the connection is gone.
         on_settled: Called once, with the outcome.
         on_closed: Called once, when the reader has left.
@@ -87,12 +96,15 @@ class RequestStream:
         self,
         submit: Submit,
         *,
+        choice: int = 0,
         post: Callable[[ToWorker], None],
         on_settled: Callable[[Outcome], None],
         on_closed: Callable[[RequestStream], None],
     ) -> None:
-        self.key = RequestKey(submit.request_id, submit.attempt)
+        self.choice = choice
+        self.key = RequestKey(choice_id(submit.request_id, choice), submit.attempt)
         self.seed = submit.sampling.seed
+        self._num_prompt = len(submit.token_ids)
         self._is_score = submit.want_logits
         self._num_due = len(submit.token_ids) if submit.want_logits else submit.max_tokens
         self._window = submit.credit_tokens
@@ -103,6 +115,7 @@ class RequestStream:
         self._news = News()
         self._outcome: Outcome | None = None
         self._is_closed = False
+        self._is_complete = False
         self._num_received = 0
         self._num_granted = submit.credit_tokens
         self._num_read = 0
@@ -110,10 +123,17 @@ class RequestStream:
 
     # The connection's side
 
-    def put_tokens(self, token_ids: list[int]) -> None:
+    def put_tokens(self, token_ids: list[int], logprobs: Sequence[TokenLogprobs] = ()) -> None:
         """Take tokens from the worker. A worker that ignores its credit fails the request."""
         if self._has_taken(len(token_ids), "tokens"):
             self._news.token_ids.extend(token_ids)
+            self._news.logprobs.extend(logprobs)
+
+    def put_prompt_logprobs(self, logprobs: PromptLogprobs) -> None:
+        """Take log-probabilities of the prompt: bounded by its length, so they need no credit."""
+        if self._outcome is None:
+            self._news.prompt_logprobs.append(logprobs)
+            self._arrived.set()
 
     def put_rows(self, rows: LogitRows) -> None:
         """Take logit rows. A worker that ignores its credit fails the request."""
@@ -122,11 +142,15 @@ class RequestStream:
 
     def put_end(self, ended: Ended) -> None:
         """Take the worker's end of the request."""
-        self._settle(_outcome_of(ended))
+        outcome = _outcome_of(ended)
+        self._settle(self._completed(outcome) if self._is_complete else outcome)
 
     def fail(self, error: ServingError) -> None:
         """End the request with an error and stop the worker. Nothing happens if it has ended."""
         if self._outcome is None:
+            if self._is_complete:
+                self._settle(self._completed(Outcome(EndReason.FAILED, self._own_usage())))
+                return
             self._post(Cancel(*self.key))
             self._settle(Outcome(EndReason.FAILED, self._own_usage(), error=error))
 
@@ -150,6 +174,15 @@ class RequestStream:
         self._num_read += len(news.token_ids) + sum(rows.num_rows for rows in news.rows)
         return news
 
+    def complete(self) -> None:
+        """Say that the answer is whole though the worker goes on: it is stopped.
+
+        What it still sends is of no use; its end, whatever it says, is a finished answer's.
+        """
+        if self._outcome is None and not self._is_complete:
+            self._is_complete = True
+            self._post(Cancel(*self.key))
+
     def close(self, *, is_late: bool = False) -> None:
         """Leave. A request that still runs is cancelled at the worker. Idempotent.
 
@@ -159,6 +192,8 @@ class RequestStream:
         if self._is_closed:
             return
         self._is_closed = True
+        if self._outcome is None and self._is_complete:
+            self._settle(self._completed(Outcome(EndReason.CANCELLED, self._own_usage())))
         if self._outcome is None:
             self._post(Cancel(*self.key))
             reason, error = _leaving(self.key.request_id, is_late=is_late)
@@ -183,7 +218,7 @@ class RequestStream:
         return True
 
     def _grant(self) -> None:
-        if self._outcome is not None:
+        if self._outcome is not None or self._is_complete:
             return
         goal = self._num_read + self._window
         goal -= goal % self._credit_grain
@@ -193,6 +228,12 @@ class RequestStream:
         if num_wanted > 0 and (num_wanted >= self._window // 4 or is_last_piece):
             self._num_granted += num_wanted
             self._post(Credit(*self.key, num_tokens=num_wanted))
+
+    def _completed(self, outcome: Outcome) -> Outcome:
+        usage = outcome.usage
+        if not usage.prompt_tokens:  # the worker has not told
+            usage = msgspec.structs.replace(usage, prompt_tokens=self._num_prompt)
+        return Outcome(EndReason.FINISHED, usage, FinishReason.STOP)
 
     def _own_usage(self) -> Usage:
         return Usage(output_tokens=0 if self._is_score else self._num_received)

@@ -59,7 +59,10 @@ STATUS_OF: Final[Mapping[type[errors.ServingError], StatusRow]] = MappingProxyTy
         # Not RESOURCE_EXHAUSTED: clients retry that, and this request will never fit.
         errors.RequestTooLargeError: StatusRow(grpc.StatusCode.FAILED_PRECONDITION, 413),
         errors.UnknownModelError: StatusRow(grpc.StatusCode.NOT_FOUND, 404),
+        errors.UnsupportedError: StatusRow(grpc.StatusCode.UNIMPLEMENTED, 501),
+        errors.UnauthenticatedError: StatusRow(grpc.StatusCode.UNAUTHENTICATED, 401),
         errors.OverloadedError: StatusRow(grpc.StatusCode.RESOURCE_EXHAUSTED, 429, 1.0),
+        errors.RateLimitedError: StatusRow(grpc.StatusCode.RESOURCE_EXHAUSTED, 429, 1.0),
         errors.RequestEndedError: StatusRow(grpc.StatusCode.INTERNAL, 500),
         errors.RequestCancelledError: StatusRow(grpc.StatusCode.CANCELLED, _CLIENT_CLOSED_REQUEST),
         errors.DeadlineError: StatusRow(grpc.StatusCode.DEADLINE_EXCEEDED, 504),
@@ -86,7 +89,8 @@ _FOREIGN: Final[Mapping[grpc.StatusCode, type[errors.ServingError]]] = MappingPr
         grpc.StatusCode.INVALID_ARGUMENT: errors.InvalidRequestError,
         # The servers' own refusals carry ErrorInfo; gRPC says this of a message over the limit.
         grpc.StatusCode.RESOURCE_EXHAUSTED: errors.RequestTooLargeError,
-        grpc.StatusCode.UNIMPLEMENTED: errors.ConfigError,
+        grpc.StatusCode.UNIMPLEMENTED: errors.UnsupportedError,
+        grpc.StatusCode.UNAUTHENTICATED: errors.UnauthenticatedError,
     }
 )
 
@@ -117,6 +121,12 @@ def row_of(error: errors.ServingError) -> StatusRow:
     return row
 
 
+def retry_after_of(error: errors.ServingError) -> float | None:
+    """Return the earliest sensible retry in seconds; None when a retry cannot help."""
+    own = error.retry_after_s
+    return row_of(error).retry_after_s if own is None else own
+
+
 def error_of_code(code: str, message: str) -> errors.ServingError:
     """Return the exception of a stable code; `WorkerError` when the code is not known here."""
     cls = _CLASS_OF.get(code)
@@ -137,9 +147,10 @@ def to_grpc(
     row = row_of(error)
     facts = {"retryable": str(error.retryable).lower(), **metadata}
     details = [_packed(_error_info(error.code, facts))]
-    if row.retry_after_s is not None:
+    retry_after_s = retry_after_of(error)
+    if retry_after_s is not None:
         retry = error_details_pb2.RetryInfo()
-        retry.retry_delay.FromTimedelta(timedelta(seconds=row.retry_after_s))
+        retry.retry_delay.FromTimedelta(timedelta(seconds=retry_after_s))
         details.append(_packed(retry))
     return status_pb2.Status(
         code=_number_of(row.grpc_code),

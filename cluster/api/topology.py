@@ -6,15 +6,18 @@ a `TopologySource` for one and converts it.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import timedelta
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from cluster.api.generated.latentmesh.v1 import inference_pb2
-from configs.errors import InvariantError
+from configs.errors import InvariantError, TransportTimeoutError
 from configs.ids import ClusterId, Generation, WorkerId
 from router.placement import Placement
+
+SNAPSHOT_TIMEOUT_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +106,22 @@ class TopologySource(Protocol):
         Raises:
             ServingError: It cannot be had now (a worker or the state store is gone).
         """
+
+
+async def take_snapshot(source: TopologySource) -> TopologyView:
+    """Return the current description.
+
+    Raises:
+        TransportTimeoutError: It did not come within `SNAPSHOT_TIMEOUT_S`.
+        ServingError: It cannot be had now.
+    """
+    try:
+        async with asyncio.timeout(SNAPSHOT_TIMEOUT_S):
+            return await source.snapshot()
+    except TimeoutError as exc:
+        raise TransportTimeoutError(
+            f"the workers did not describe themselves within {SNAPSHOT_TIMEOUT_S} s; retry"
+        ) from exc
 
 
 def layer_views(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
+from cluster.api.params import GenerateParams, SamplingParams, StopParams
 from configs.errors import (
     InvalidRequestError,
     RequestTooLargeError,
@@ -13,7 +15,21 @@ from configs.errors import (
     UnknownModelError,
 )
 
-MAX_SEED = (1 << 64) - 1
+MAX_SEED: Final = (1 << 64) - 1
+MAX_CHOICES: Final = 128
+MAX_LOGPROBS: Final = 20
+"""Most likely tokens per position at most."""
+MAX_PROMPT_LOGPROB_VALUES: Final = 1 << 20
+"""Log-probabilities of one prompt: they are kept until its client has read them."""
+MAX_STOP_TEXTS: Final = 64
+MAX_STOP_CHARS: Final = 1024
+MAX_ALL_STOP_CHARS: Final = 8192
+"""Of all stop texts of a request together."""
+MAX_STOP_TOKEN_IDS: Final = 1024
+MAX_LOGIT_BIASES: Final = 1024
+MAX_BIAS: Final = 100.0
+MAX_PENALTY: Final = 2.0
+MAX_REPETITION_PENALTY: Final = 100.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,47 +43,37 @@ class Limits:
     has_tokenizer: bool
 
 
-@dataclass(frozen=True, slots=True)
-class GenerateParams:
-    """A generation as the client asked for it; None is unset."""
-
-    prompt: str | Sequence[int] | None
-    """Text or token ids; None when the client sent neither."""
-    model: str = ""
-    """Empty takes the served one."""
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    seed: int | None = None
-    stop_token_ids: Sequence[int] = ()
-    ignore_eos: bool = False
-    resume_offset: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class ScoreParams:
-    """A score as the client asked for it."""
-
-    prompt: str | Sequence[int] | None
-    model: str = ""
-
-
 def check_generate(params: GenerateParams, limits: Limits) -> str | Sequence[int]:
     """Check everything but what depends on the tokens of a text, and return the prompt.
 
     Raises:
         InvalidRequestError: A field is out of range, or there are too many token ids.
         UnknownModelError: The model is not the served one.
-        TokenizerMissingError: Text was sent and the checkpoint has no tokenizer.
+        TokenizerMissingError: Text was sent, or stop texts or a constraint are asked for, and the
+            checkpoint has no tokenizer.
     """
     prompt = check_prompt(params.model, params.prompt, limits, num_reserved=1)
-    _check_sampling(params)
+    _check_sampling(params.sampling, limits)
+    _check_stop(params.stop, limits)
     if params.max_tokens is not None and params.max_tokens < 1:
         raise InvalidRequestError(
             f"max_tokens is {params.max_tokens}; allowed: 1 to {limits.context_tokens}, or unset"
         )
-    _check_token_ids("stop_token_ids", params.stop_token_ids, limits)
+    _check_range("num_choices", params.num_choices, 1, MAX_CHOICES)
+    _check_range("logprobs", params.logprobs, 0, MAX_LOGPROBS)
+    _check_range("prompt_logprobs", params.prompt_logprobs, 0, MAX_LOGPROBS)
+    _check_range("resume_offset", params.resume_offset, 0, limits.context_tokens)
+    if params.resume_offset and params.num_choices > 1:
+        raise InvalidRequestError(
+            f"resume_offset is {params.resume_offset} and num_choices {params.num_choices}; only "
+            "one answer can be resumed: set one of them to its default"
+        )
+    if params.constraint is not None and not limits.has_tokenizer:
+        raise TokenizerMissingError(
+            "a constraint was sent, but the checkpoint has no tokenizer files; leave it away"
+        )
+    if params.constraint is not None:
+        _check_encodable("constraint", params.constraint.text)
     return prompt
 
 
@@ -102,6 +108,7 @@ def check_prompt(
             )
         if not prompt:
             raise InvalidRequestError("text is empty; at least 1 character is needed")
+        _check_encodable("text", prompt)
         return prompt
     if not prompt:
         raise InvalidRequestError("token_ids is empty; at least 1 token is needed")
@@ -154,14 +161,35 @@ def resolve_max_tokens(
             f"{worker_tokens} tokens that fit a worker's memory; shorten one of them, or raise "
             "attention_pool.num_blocks"
         )
-    if params.resume_offset > max_tokens:
+    if params.stop.min_tokens > max_tokens:
+        raise InvalidRequestError(
+            f"min_tokens is {params.stop.min_tokens}; allowed: 0 to max_tokens ({max_tokens})"
+        )
+    if not 0 <= params.resume_offset <= max_tokens:
         raise InvalidRequestError(
             f"resume_offset is {params.resume_offset}; allowed: 0 to max_tokens ({max_tokens})"
         )
     return max_tokens
 
 
-def _check_sampling(params: GenerateParams) -> None:
+def check_prompt_logprobs(num_prompt: int, params: GenerateParams) -> None:
+    """Check that the log-probabilities of a prompt are not too many to keep.
+
+    Raises:
+        InvalidRequestError: They are.
+    """
+    if params.prompt_logprobs is None:
+        return
+    num_values = num_prompt * (params.prompt_logprobs + 1)
+    if num_values > MAX_PROMPT_LOGPROB_VALUES:
+        raise InvalidRequestError(
+            f"prompt_logprobs {params.prompt_logprobs} of a prompt of {num_prompt} tokens are "
+            f"{num_values} values; allowed: {MAX_PROMPT_LOGPROB_VALUES}; ask for fewer, or use "
+            "Score"
+        )
+
+
+def _check_sampling(params: SamplingParams, limits: Limits) -> None:
     if params.temperature is not None and not (
         math.isfinite(params.temperature) and params.temperature >= 0
     ):
@@ -172,12 +200,70 @@ def _check_sampling(params: GenerateParams) -> None:
         raise InvalidRequestError(f"top_p is {params.top_p}; allowed: above 0, at most 1")
     if params.top_k is not None and params.top_k < 0:
         raise InvalidRequestError(f"top_k is {params.top_k}; allowed: >= 0 (0 keeps all)")
+    _check_range("min_p", params.min_p, 0, 1)
+    penalty = params.repetition_penalty
+    if penalty is not None and not 0 < penalty <= MAX_REPETITION_PENALTY:
+        raise InvalidRequestError(
+            f"repetition_penalty is {penalty}; allowed: above 0, at most {MAX_REPETITION_PENALTY:g}"
+        )
+    _check_range("presence_penalty", params.presence_penalty, -MAX_PENALTY, MAX_PENALTY)
+    _check_range("frequency_penalty", params.frequency_penalty, -MAX_PENALTY, MAX_PENALTY)
     if params.seed is not None and not 0 <= params.seed <= MAX_SEED:
         raise InvalidRequestError(f"seed is {params.seed}; allowed: 0 to {MAX_SEED}")
-    if params.resume_offset < 0:
-        raise InvalidRequestError(
-            f"resume_offset is {params.resume_offset}; allowed: 0 to max_tokens"
+    _check_number("logit_bias", len(params.logit_bias), MAX_LOGIT_BIASES)
+    for token_id, bias in params.logit_bias.items():
+        if not 0 <= token_id < limits.vocab_size:
+            raise InvalidRequestError(
+                f"logit_bias names token {token_id}; allowed: 0 to {limits.vocab_size - 1}"
+            )
+        _check_range(f"logit_bias[{token_id}]", bias, -MAX_BIAS, MAX_BIAS)
+
+
+def _check_stop(params: StopParams, limits: Limits) -> None:
+    _check_number("stop_token_ids", len(params.token_ids), MAX_STOP_TOKEN_IDS)
+    _check_token_ids("stop_token_ids", params.token_ids, limits)
+    _check_number("stop", len(params.texts), MAX_STOP_TEXTS)
+    if params.texts and not limits.has_tokenizer:
+        raise TokenizerMissingError(
+            "stop texts were sent, but the checkpoint has no tokenizer files; send stop_token_ids"
         )
+    for index, text in enumerate(params.texts):
+        if not 1 <= len(text) <= MAX_STOP_CHARS:
+            raise InvalidRequestError(
+                f"stop[{index}] has {len(text)} characters; allowed: 1 to {MAX_STOP_CHARS}"
+            )
+        _check_encodable(f"stop[{index}]", text)
+    num_chars = sum(map(len, params.texts))
+    if num_chars > MAX_ALL_STOP_CHARS:
+        raise InvalidRequestError(
+            f"stop has {num_chars} characters in all; allowed: 0 to {MAX_ALL_STOP_CHARS}; send "
+            "fewer or shorter ones"
+        )
+    _check_range("min_tokens", params.min_tokens, 0, limits.context_tokens)
+
+
+def _check_range(field: str, value: float | None, low: float, high: float) -> None:
+    """Refuse what is outside the range, NaN too; None is unset."""
+    if value is not None and not low <= value <= high:
+        raise InvalidRequestError(f"{field} is {value}; allowed: {low:g} to {high:g}")
+
+
+def _check_encodable(field: str, text: str) -> None:
+    """Refuse half of a surrogate pair, which JSON can spell and UTF-8 cannot."""
+    if text.isascii():
+        return
+    try:
+        text.encode()
+    except UnicodeEncodeError as exc:
+        raise InvalidRequestError(
+            f"{field} has half of a surrogate pair, U+{ord(text[exc.start]):04X}, at character "
+            f"{exc.start}; send whole characters"
+        ) from exc
+
+
+def _check_number(field: str, number: int, limit: int) -> None:
+    if number > limit:
+        raise InvalidRequestError(f"{field} has {number} entries; allowed: 0 to {limit}")
 
 
 def _check_token_ids(field: str, token_ids: Sequence[int], limits: Limits) -> None:

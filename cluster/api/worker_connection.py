@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from actors.request_channel import Ended, StepReport, Submit, ToWorker, Welcome
@@ -74,15 +74,15 @@ class WorkerConnection:
         if self._first_error is not None:
             raise self._first_error
 
-    def submit(self, submit: Submit, stream: RequestStream) -> None:
-        """Send a request whose news go to `stream`.
+    def submit(self, submit: Submit, streams: Sequence[RequestStream]) -> None:
+        """Send a request whose news go to `streams`, one per choice.
 
         Raises:
             WorkerError: The worker is not connected.
         """
         if self._welcome is None:
             raise WorkerError(f"attention worker {self.endpoint.worker} is not connected; retry")
-        self._streams[stream.key] = stream
+        self._streams.update((stream.key, stream) for stream in streams)
         self._outbox.put_nowait(submit)
 
     def post(self, message: ToWorker) -> None:
@@ -158,10 +158,14 @@ class WorkerConnection:
 
     def _deliver(self, report: StepReport) -> None:
         # Never waits: a reader that is behind must not hold up the worker's other streams.
+        for logprobs in report.prompt_logprobs:
+            stream = self._streams.get(RequestKey(logprobs.request_id, logprobs.attempt))
+            if stream is not None:
+                stream.put_prompt_logprobs(logprobs)
         for tokens in report.tokens:
             stream = self._streams.get(RequestKey(tokens.request_id, tokens.attempt))
             if stream is not None:
-                stream.put_tokens(tokens.token_ids)
+                stream.put_tokens(tokens.token_ids, tokens.logprobs)
         for rows in report.logits:
             stream = self._streams.get(RequestKey(rows.request_id, rows.attempt))
             if stream is not None:

@@ -27,8 +27,8 @@ from rich.text import Text
 
 from cluster.api.answers import Chunk, Finished
 from cluster.api.client import LatentmeshClient
+from cluster.api.params import GenerateParams, SamplingParams, StopParams
 from cluster.api.topology import TopologyView
-from cluster.api.validation import GenerateParams
 from configs.errors import ServingError, WorkerError
 from model.checkpoint_spec import CheckpointSpec
 from model.checkpoint_writer import write_checkpoint
@@ -191,7 +191,10 @@ def _stream_all(console: Console, client: LatentmeshClient, max_tokens: int) -> 
 def _stream(client: LatentmeshClient, answer: _Answer, max_tokens: int) -> None:
     started = time.monotonic()
     params = GenerateParams(
-        prompt=answer.prompt, max_tokens=max_tokens, temperature=0.8, seed=7, ignore_eos=True
+        prompt=answer.prompt,
+        max_tokens=max_tokens,
+        sampling=SamplingParams(temperature=0.8, seed=7),
+        stop=StopParams(ignore_eos=True),
     )
     try:
         for event in client.generate(params, timeout_s=120.0):

@@ -14,7 +14,7 @@ from rich.console import Console
 from actors.request_channel import Usage
 from cluster.api.answers import Chunk, Finished
 from cluster.api.client import LatentmeshClient
-from cluster.api.validation import GenerateParams
+from cluster.api.params import GenerateParams, SamplingParams, StopParams
 from cluster.cli.prompt import (
     CheckpointOption,
     ComputeDtypeOption,
@@ -73,11 +73,8 @@ def generate(  # noqa: PLR0913 - one parameter per flag
     params = GenerateParams(
         prompt=parse_prompt(prompt, token_ids),
         max_tokens=max_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        seed=seed,
-        ignore_eos=ignore_eos,
+        sampling=SamplingParams(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed),
+        stop=StopParams(ignore_eos=ignore_eos),
     )
     printer = _Printer(is_silent=as_json)
     if server is not None:

@@ -17,8 +17,11 @@ from numpy.typing import NDArray
 
 from actors.request_channel import Sampling
 from actors.single_process import SingleProcess, SingleProcessSettings, loaded_bytes
-from cluster.api.answers import AnswerShaper, Chunk, Finished
-from cluster.api.validation import GenerateParams, Limits, check_generate, resolve_max_tokens
+from cluster.api.answer_shaper import AnswerShaper, PlainReader
+from cluster.api.answers import Chunk, Finished
+from cluster.api.params import GenerateParams
+from cluster.api.stop_scanner import StopTexts
+from cluster.api.validation import Limits, check_generate, resolve_max_tokens
 from cluster.cli.progress import byte_progress
 from configs.errors import InvalidRequestError, TokenizerMissingError
 from configs.ids import RequestId
@@ -51,21 +54,23 @@ def generate_here(
             numerics=numerics,
         )
 
-    seed = secrets.randbits(63) if params.seed is None else params.seed
+    seed = secrets.randbits(63) if params.sampling.seed is None else params.sampling.seed
     with _loaded(folder, choose_settings) as (process, checkpoint):
-        stop_ids = () if params.ignore_eos else checkpoint.dims.eos_token_ids
+        stop_ids = () if params.stop.ignore_eos else checkpoint.dims.eos_token_ids
         shaper = AnswerShaper(
-            detokenizer=None if tokenizer is None else IncrementalDetokenizer(tokenizer),
+            None if tokenizer is None else PlainReader(IncrementalDetokenizer(tokenizer)),
             stop_ids=stop_ids,
-            resume_offset=0,
+            stop_texts=StopTexts(params.stop.texts),
+            min_tokens=params.stop.min_tokens,
+            includes_stop_text=params.stop.include_text,
         )
         generated = process.generate(
             ids,
             max_tokens=num_tokens,
             sampling=Sampling(
-                temperature=params.temperature or 0.0,
-                top_p=1.0 if params.top_p is None else params.top_p,
-                top_k=params.top_k or 0,
+                temperature=params.sampling.temperature or 0.0,
+                top_p=1.0 if params.sampling.top_p is None else params.sampling.top_p,
+                top_k=params.sampling.top_k or 0,
                 seed=seed,
             ),
             stop_token_ids=stop_ids,

@@ -12,7 +12,7 @@ import typer
 from numpy.typing import NDArray
 
 from cluster.api.answers import Chunk, Finished
-from cluster.api.validation import GenerateParams
+from cluster.api.params import GenerateParams
 from configs.errors import ConfigError
 from configs.numerics import FloatType, Numerics
 

@@ -10,7 +10,7 @@ import numpy as np
 import typer
 
 from cluster.api.client import LatentmeshClient
-from cluster.api.validation import ScoreParams
+from cluster.api.params import ScoreParams
 from cluster.cli.prompt import (
     CheckpointOption,
     ComputeDtypeOption,

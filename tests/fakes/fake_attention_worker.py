@@ -1,14 +1,16 @@
 """An attention worker without a model, on the real request channel; the test says what it answers.
 
 By default every request is answered by counting: token i of the answer is `first_token + i`, until
-`max_tokens` or a stop token, in bursts and never beyond the credit. With `is_manual` nothing is
-answered by itself.
+`max_tokens` or a stop token, in bursts and never beyond the credit; choice c counts from
+`first_token + c`. `answers` replaces the counting: choice c gets those of its tokens, in a circle.
+With `is_manual` nothing is answered by itself.
 """
 
 from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import numpy as np
 
 from actors.request_channel import (
@@ -18,10 +20,13 @@ from actors.request_channel import (
     Ended,
     LogitRows,
     NewTokens,
+    PromptLogprobs,
     StepReport,
     Submit,
+    TokenLogprobs,
     Usage,
     Welcome,
+    choice_id,
     decode_length,
     decode_to_worker,
     encode_message,
@@ -30,14 +35,28 @@ from configs.ids import WorkerId
 from configs.numerics import EndReason, FinishReason
 
 
+def choice_of(submit, choice):
+    """What stands for one choice of a submission when news of it are sent."""
+    return msgspec.structs.replace(submit, request_id=choice_id(submit.request_id, choice))
+
+
+def logprobs_of(token_id, num_top):
+    """What the fake says of a token: exact in float32."""
+    top_ids = list(range(token_id, token_id + num_top))
+    return TokenLogprobs(-token_id / 8, top_ids, [-index / 4 for index in range(num_top)])
+
+
 class FakeAttentionWorker:
-    def __init__(self, *, name, is_manual, max_request_tokens, vocab_size, first_token, burst):
+    def __init__(
+        self, *, name, is_manual, max_request_tokens, vocab_size, first_token, burst, answers
+    ):
         self.name = WorkerId(name)
         self.is_manual = is_manual
         self.max_request_tokens = max_request_tokens
         self.vocab_size = vocab_size
         self.first_token = first_token
         self.burst = burst
+        self.answers = answers
         self.num_sent = 0
         self.is_starved = False
         self.submitted = asyncio.Queue()
@@ -46,6 +65,7 @@ class FakeAttentionWorker:
         self.connected = asyncio.Queue()
         self.received = []
         self._writers = {}
+        self._submits = {}
         self._credit = {}
         self._has_credit = asyncio.Condition()
         self._tasks = {}
@@ -61,6 +81,7 @@ class FakeAttentionWorker:
         vocab_size=64,
         first_token=10,
         burst=1,
+        answers=None,
         port=0,
     ):
         fake = cls(
@@ -70,6 +91,7 @@ class FakeAttentionWorker:
             vocab_size=vocab_size,
             first_token=first_token,
             burst=burst,
+            answers=answers,
         )
         await fake.listen(port)
         return fake
@@ -80,7 +102,11 @@ class FakeAttentionWorker:
         self.address = f"tcp:127.0.0.1:{self.port}"
 
     async def send_tokens(self, submit, token_ids):
-        tokens = NewTokens(submit.request_id, submit.attempt, list(token_ids))
+        token_ids = list(token_ids)
+        logprobs = []
+        if submit.logprobs is not None:
+            logprobs = [logprobs_of(token_id, submit.logprobs) for token_id in token_ids]
+        tokens = NewTokens(submit.request_id, submit.attempt, token_ids, logprobs)
         await self._send(submit, StepReport(step=1, tokens=[tokens]))
 
     async def send_end(self, submit, reason=EndReason.FINISHED, **kwargs):
@@ -89,6 +115,12 @@ class FakeAttentionWorker:
         kwargs.setdefault("usage", Usage(prompt_tokens=len(submit.token_ids)))
         ended = Ended(submit.request_id, submit.attempt, reason, **kwargs)
         await self._send(submit, StepReport(step=2, ended=[ended]))
+
+    async def send_prompt_logprobs(self, submit, first_position, end_position):
+        token_ids = submit.token_ids[first_position:end_position]
+        logprobs = [logprobs_of(token_id, submit.prompt_logprobs) for token_id in token_ids]
+        news = PromptLogprobs(submit.request_id, submit.attempt, first_position, logprobs)
+        await self._send(submit, StepReport(step=1, prompt_logprobs=[news]))
 
     async def send_rows(self, submit, first_position, logits):
         rows = LogitRows(
@@ -126,11 +158,15 @@ class FakeAttentionWorker:
         key = (message.request_id, message.attempt)
         match message:
             case Submit():
-                self._writers[key] = writer
-                self._credit[key] = message.credit_tokens
+                for choice in range(message.num_choices):
+                    submit = choice_of(message, choice)
+                    key = (submit.request_id, submit.attempt)
+                    self._submits[key] = submit
+                    self._writers[key] = writer
+                    self._credit[key] = message.credit_tokens
+                    if not self.is_manual:
+                        self._tasks[key] = asyncio.create_task(self._answer(submit, choice))
                 self.submitted.put_nowait(message)
-                if not self.is_manual:
-                    self._tasks[key] = asyncio.create_task(self._answer(message))
             case Credit():
                 async with self._has_credit:
                     self._credit[key] += message.num_tokens
@@ -140,10 +176,15 @@ class FakeAttentionWorker:
                 self.cancelled.put_nowait(message)
                 if key in self._tasks:
                     self._tasks[key].cancel()
-                submit = next(m for m in self.received if (m.request_id, m.attempt) == key)
-                await self.send_end(submit, EndReason.CANCELLED)
+                await self.send_end(self._submits[key], EndReason.CANCELLED)
 
-    async def _answer(self, submit):
+    def _token(self, choice, index):
+        if self.answers is not None:
+            answer = self.answers[choice]
+            return answer[index % len(answer)]
+        return (self.first_token + choice + index) % self.vocab_size
+
+    async def _answer(self, submit, choice):
         key = (submit.request_id, submit.attempt)
         if submit.want_logits:
             logits = np.tile(
@@ -156,6 +197,8 @@ class FakeAttentionWorker:
                 num_sent = self.num_sent = min(num_sent + room, len(logits))
             await self.send_end(submit, usage=Usage(prompt_tokens=len(submit.token_ids)))
             return
+        if submit.prompt_logprobs is not None and choice == 0:
+            await self.send_prompt_logprobs(submit, 1, len(submit.token_ids))
         reason = FinishReason.LENGTH
         num_sent = 0
         while num_sent < submit.max_tokens and reason is FinishReason.LENGTH:
@@ -163,7 +206,7 @@ class FakeAttentionWorker:
             num_new = min(self.burst, submit.max_tokens - num_sent, room)
             token_ids = []
             while len(token_ids) < num_new and reason is FinishReason.LENGTH:
-                token_ids.append((self.first_token + num_sent) % self.vocab_size)
+                token_ids.append(self._token(choice, num_sent))
                 num_sent += 1
                 if token_ids[-1] in submit.stop_token_ids:
                     reason = FinishReason.STOP

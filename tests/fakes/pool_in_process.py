@@ -40,7 +40,9 @@ class Pool:
 
 
 @contextmanager
-def pool_in_process(checkpoint, *, num_attention=1, num_experts=2, num_blocks=32):
+def pool_in_process(
+    checkpoint, *, num_attention=1, num_experts=2, num_blocks=32, context_tokens=512
+):
     dims = Checkpoint.open(checkpoint, mla_norm_eps=1e-6).dims
     compute = ComputeSettings(
         checkpoint=checkpoint,
@@ -81,7 +83,7 @@ def pool_in_process(checkpoint, *, num_attention=1, num_experts=2, num_blocks=32
                     worker=name,
                     compute=compute,
                     router=RouterSettings(latent_size=dims.moe.latent_size, spin_s=0.0),
-                    context_tokens=512,
+                    context_tokens=context_tokens,
                     num_blocks=num_blocks,
                     block_tokens=16,
                     num_state_slots=4,

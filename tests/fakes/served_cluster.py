@@ -17,7 +17,7 @@ import psutil
 
 from cluster.api.answers import Chunk
 from cluster.api.client import LatentmeshClient
-from cluster.api.validation import GenerateParams
+from cluster.api.params import GenerateParams, StopParams
 from cluster.ready_record import ReadyRecord, read_record
 
 MINI = Path(__file__).parent.parent / "golden" / "mini"
@@ -151,7 +151,9 @@ def run_latentmesh(*args: str) -> subprocess.CompletedProcess[str]:
 
 def generate(address: str, prompt: Sequence[int], *, max_tokens: int) -> list[int]:
     """Greedy tokens through the gRPC client."""
-    params = GenerateParams(prompt=list(prompt), max_tokens=max_tokens, ignore_eos=True)
+    params = GenerateParams(
+        prompt=list(prompt), max_tokens=max_tokens, stop=StopParams(ignore_eos=True)
+    )
     tokens: list[int] = []
     with LatentmeshClient(address) as client:
         for event in client.generate(params, timeout_s=120):

@@ -6,7 +6,7 @@ import pytest
 
 from cluster.api.answers import Chunk, Finished
 from cluster.api.client import LatentmeshClient
-from cluster.api.validation import GenerateParams, ScoreParams
+from cluster.api.params import GenerateParams, ScoreParams
 from configs import errors
 from configs.numerics import FinishReason
 from tests.fakes.gateway_house import VIEW, FixedTopology, wait_idle

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cluster.api.client import LatentmeshClient
-from cluster.api.validation import ScoreParams
+from cluster.api.params import ScoreParams
 from tests.fakes.served_cluster import MINI, ServedCluster, generate
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]

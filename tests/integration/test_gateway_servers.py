@@ -45,7 +45,7 @@ async def test_unknown_method_of_the_service_is_unimplemented(house):
     _, gateway, _ = await house.simple()
     channel = await house.channel(gateway)
     error, status = await error_of(channel.unary_unary(f"/{SERVICE}/Embed")(b""))
-    assert (type(error), status.name) == (errors.ConfigError, "UNIMPLEMENTED")
+    assert (type(error), status.name) == (errors.UnsupportedError, "UNIMPLEMENTED")
 
 
 @pytest.mark.parametrize("data", [b"\x12\x02\xff\xfe", b"\xff"], ids=["bad UTF-8", "no message"])

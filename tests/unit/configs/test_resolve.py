@@ -34,7 +34,7 @@ def test_every_auto_becomes_a_value_with_a_reason() -> None:
     assert resolved.device == "cpu"
     assert resolved.attention_threads == resolved.expert_threads == 2
     assert resolved.context_tokens == 4_096
-    assert len(resolved.notes) == 6
+    assert len(resolved.notes) == 7
 
 
 def test_blocks_are_no_more_than_all_slots_at_full_context_can_use() -> None:

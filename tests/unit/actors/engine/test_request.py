@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import pytest
 
+from actors.engine.choosing import TokenChoice
 from actors.engine.request import EngineRequest, Phase
 from configs.numerics import FinishReason
 from tests.fakes.engine_rig import score, submit
 
 
+def make_of(message, *, credit: int = 9) -> EngineRequest:
+    return EngineRequest(
+        submit=message,
+        arrived_at=0.0,
+        num_blocks=1,
+        choice=TokenChoice(message, None),
+        deadline=None,
+        credit=credit,
+    )
+
+
 def make(**changes: object) -> EngineRequest:
     values = {"prompt": [10, 11, 12], "max_tokens": 4, **changes}
-    return EngineRequest(
-        submit=submit(**values), arrived_at=0.0, num_blocks=1, deadline=None, credit=9
-    )
+    return make_of(submit(**values))
 
 
 @pytest.mark.parametrize(
@@ -72,23 +82,17 @@ def test_only_the_last_token_can_stop_an_answer() -> None:
 
 
 def test_a_score_never_finishes_by_tokens() -> None:
-    request = EngineRequest(
-        submit=score("s", [1]), arrived_at=0.0, num_blocks=1, deadline=None, credit=0
-    )
+    request = make_of(score("s", [1]), credit=0)
     assert request.find_finish() is None
 
 
 def test_a_score_pays_credit_for_its_rows() -> None:
-    request = EngineRequest(
-        submit=score("s", [1] * 40), arrived_at=0.0, num_blocks=1, deadline=None, credit=16
-    )
+    request = make_of(score("s", [1] * 40), credit=16)
     request.take_progress(16, step=3)
     assert (request.computed, request.credit, request.is_paused) == (16, 0, True)
 
 
 def test_a_prompt_to_answer_costs_no_credit() -> None:
-    request = EngineRequest(
-        submit=submit(prompt=[1] * 40), arrived_at=0.0, num_blocks=1, deadline=None, credit=4
-    )
+    request = make_of(submit(prompt=[1] * 40), credit=4)
     request.take_progress(16, step=3)
     assert (request.computed, request.credit) == (16, 4)

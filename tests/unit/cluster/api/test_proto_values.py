@@ -6,6 +6,12 @@ import pytest
 from actors.request_channel import Usage
 from cluster.api.answers import Chunk, Finished, ScoreRows
 from cluster.api.generated.latentmesh.v1 import inference_pb2 as pb
+from cluster.api.params import (
+    GenerateParams,
+    SamplingParams,
+    ScoreParams,
+    StopParams,
+)
 from cluster.api.proto_values import (
     read_event,
     read_generate,
@@ -16,10 +22,10 @@ from cluster.api.proto_values import (
     write_rows,
     write_score,
 )
-from cluster.api.validation import GenerateParams, ScoreParams
 from configs.errors import InvariantError
 from configs.ids import RequestId
 from configs.numerics import FinishReason
+from model.constraint import Constraint, ConstraintKind
 
 
 def listed(params):
@@ -35,16 +41,34 @@ def listed(params):
         GenerateParams("text", model="k3"),
         GenerateParams(()),
         GenerateParams(None),
-        GenerateParams((1,), max_tokens=0, temperature=0.0, top_p=0.0, top_k=0, seed=0),
+        GenerateParams(
+            (1,), max_tokens=0, sampling=SamplingParams(temperature=0.0, top_p=0.0, top_k=0, seed=0)
+        ),
         GenerateParams(
             (1,),
             max_tokens=9,
-            temperature=0.5,
-            top_p=0.25,
-            top_k=3,
-            seed=(1 << 64) - 1,
-            stop_token_ids=(4, 5),
-            ignore_eos=True,
+            sampling=SamplingParams(
+                temperature=0.5,
+                top_p=0.25,
+                top_k=3,
+                min_p=0.125,
+                repetition_penalty=1.5,
+                presence_penalty=0.5,
+                frequency_penalty=-0.5,
+                logit_bias={3: 1.5, 7: -100.0},
+                seed=(1 << 64) - 1,
+            ),
+            stop=StopParams(
+                texts=("a", "bc"),
+                token_ids=(4, 5),
+                ignore_eos=True,
+                min_tokens=2,
+                include_text=True,
+            ),
+            num_choices=3,
+            constraint=Constraint(ConstraintKind.REGEX, "a+"),
+            logprobs=2,
+            prompt_logprobs=0,
             resume_offset=6,
         ),
     ],

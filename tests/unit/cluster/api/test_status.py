@@ -104,7 +104,7 @@ def test_internal_status_says_nothing_of_the_cause():
         (grpc.StatusCode.DEADLINE_EXCEEDED, errors.DeadlineError),
         (grpc.StatusCode.CANCELLED, errors.RequestCancelledError),
         (grpc.StatusCode.RESOURCE_EXHAUSTED, errors.RequestTooLargeError),
-        (grpc.StatusCode.UNIMPLEMENTED, errors.ConfigError),
+        (grpc.StatusCode.UNIMPLEMENTED, errors.UnsupportedError),
         (grpc.StatusCode.DATA_LOSS, errors.InvariantError),
     ],
     ids=lambda value: value.name if isinstance(value, grpc.StatusCode) else "",

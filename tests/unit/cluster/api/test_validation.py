@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cluster.api.params import GenerateParams, SamplingParams, StopParams
 from cluster.api.validation import (
-    GenerateParams,
     Limits,
     check_generate,
     check_prompt,
@@ -31,21 +31,49 @@ TEXT_LIMITS = Limits(model_name="k3", vocab_size=64, context_tokens=100, has_tok
         pytest.param(GenerateParams([1, 64]), ("token_ids[1]", "64", "0 to 63"), id="id = vocab"),
         pytest.param(GenerateParams([-1]), ("token_ids[0]", "-1", "0 to 63"), id="negative id"),
         pytest.param(
-            GenerateParams([1], stop_token_ids=[2, 99]),
+            GenerateParams([1], stop=StopParams(token_ids=[2, 99])),
             ("stop_token_ids[1]", "99", "0 to 63"),
             id="stop id",
         ),
         pytest.param(GenerateParams([1], max_tokens=0), ("max_tokens", "0", "1 to"), id="max 0"),
         pytest.param(
-            GenerateParams([1], temperature=-0.5), ("temperature", "-0.5", ">= 0"), id="cold"
+            GenerateParams([1], sampling=SamplingParams(temperature=-0.5)),
+            ("temperature", "-0.5", ">= 0"),
+            id="cold",
         ),
-        pytest.param(GenerateParams([1], temperature=math.nan), ("temperature", "nan"), id="nan"),
-        pytest.param(GenerateParams([1], temperature=math.inf), ("temperature", "inf"), id="inf"),
-        pytest.param(GenerateParams([1], top_p=0.0), ("top_p", "0.0", "at most 1"), id="top_p 0"),
-        pytest.param(GenerateParams([1], top_p=1.5), ("top_p", "1.5", "at most 1"), id="top_p big"),
-        pytest.param(GenerateParams([1], top_p=math.nan), ("top_p", "nan"), id="top_p nan"),
-        pytest.param(GenerateParams([1], top_k=-1), ("top_k", "-1"), id="top_k"),
-        pytest.param(GenerateParams([1], seed=1 << 64), ("seed", str(1 << 64)), id="seed"),
+        pytest.param(
+            GenerateParams([1], sampling=SamplingParams(temperature=math.nan)),
+            ("temperature", "nan"),
+            id="nan",
+        ),
+        pytest.param(
+            GenerateParams([1], sampling=SamplingParams(temperature=math.inf)),
+            ("temperature", "inf"),
+            id="inf",
+        ),
+        pytest.param(
+            GenerateParams([1], sampling=SamplingParams(top_p=0.0)),
+            ("top_p", "0.0", "at most 1"),
+            id="top_p 0",
+        ),
+        pytest.param(
+            GenerateParams([1], sampling=SamplingParams(top_p=1.5)),
+            ("top_p", "1.5", "at most 1"),
+            id="top_p big",
+        ),
+        pytest.param(
+            GenerateParams([1], sampling=SamplingParams(top_p=math.nan)),
+            ("top_p", "nan"),
+            id="top_p nan",
+        ),
+        pytest.param(
+            GenerateParams([1], sampling=SamplingParams(top_k=-1)), ("top_k", "-1"), id="top_k"
+        ),
+        pytest.param(
+            GenerateParams([1], sampling=SamplingParams(seed=1 << 64)),
+            ("seed", str(1 << 64)),
+            id="seed",
+        ),
         pytest.param(GenerateParams([1], resume_offset=-1), ("resume_offset", "-1"), id="resume"),
     ],
 )
@@ -77,7 +105,7 @@ def test_served_model_is_accepted(model):
 
 
 def test_top_k_beyond_the_vocabulary_is_accepted():
-    check_generate(GenerateParams([1], top_k=1000), LIMITS)
+    check_generate(GenerateParams([1], sampling=SamplingParams(top_k=1000)), LIMITS)
 
 
 def test_prompt_beyond_the_context_is_refused_with_value_and_limit():

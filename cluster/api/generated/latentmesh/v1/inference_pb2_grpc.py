@@ -66,7 +66,7 @@ class InferenceServiceServicer:
 
     def Generate(self, request, context):
         """Generates tokens for one prompt. Chunks arrive in order, one per engine step at most, and
-        the last message is `finished`.
+        every choice ends with `finished`, the last of which is the last message.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -3,7 +3,8 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.api.answers import AnswerShaper, Chunk
+from cluster.api.answer_shaper import AnswerShaper, PlainReader
+from cluster.api.answers import Chunk
 from model.tokenizer import IncrementalDetokenizer, Tokenizer
 
 TOKENIZER = Tokenizer({bytes([value]): value for value in range(256)}, {})
@@ -13,7 +14,7 @@ STOP = 256
 
 def shaper(*, resume_offset=0, stop_ids=(), has_tokenizer=True):
     return AnswerShaper(
-        detokenizer=IncrementalDetokenizer(TOKENIZER) if has_tokenizer else None,
+        PlainReader(IncrementalDetokenizer(TOKENIZER)) if has_tokenizer else None,
         stop_ids=stop_ids,
         resume_offset=resume_offset,
     )

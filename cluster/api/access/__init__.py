@@ -1,0 +1,1 @@
+"""Who may call, how much, and over what: API keys, limits, TLS."""
