@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -226,7 +226,7 @@ class SingleProcess:
                 take(news)
         return np.concatenate(rows)
 
-    def run(self, submits: Sequence[Submit]) -> Iterator[StepOutcome]:
+    def run(self, submits: Sequence[Submit]) -> Generator[StepOutcome, None, None]:
         """Run submissions side by side and yield the news of each step until all have ended.
 
         Raises:

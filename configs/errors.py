@@ -79,6 +79,11 @@ class InvalidRequestError(AdmissionError):
 
     code = "REQUEST_INVALID"
 
+    def __init__(self, message: str, *, field: str = "") -> None:
+        super().__init__(message)
+        self.field = field
+        """The field concerned, as its protocol calls it; "" where that is not known."""
+
 
 class RequestTooLargeError(AdmissionError):
     """The request can never fit the memory of a worker."""

@@ -13,9 +13,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from actors.request_channel import TokenLogprobs
-from cluster.api.answers import Chunk
+import msgspec
+
+from actors.request_channel import PromptLogprobs, TokenLogprobs, Usage
+from cluster.api.answers import Chunk, Finished
 from cluster.api.stop_scanner import StopScanner, StopTexts
+from configs.errors import InvariantError
+from configs.ids import RequestId
+from configs.numerics import FinishReason
 from model.chat.values import ChatDelta, ReasoningDelta, TextDelta
 from model.tokenizer import IncrementalDetokenizer
 
@@ -149,6 +154,41 @@ class AnswerShaper:
         self._release_tokens()
         return self._chunk()
 
+    def end(
+        self,
+        finish_reason: FinishReason | None,
+        usage: Usage,
+        *,
+        seed: int,
+        request_id: RequestId,
+    ) -> Finished:
+        """Return the end of the answer, after `finish`.
+
+        Args:
+            finish_reason: What its worker says; a stop text that was found overrules it.
+            usage: What its worker says; the worker may have gone on behind a stop text.
+            seed: That was used.
+            request_id: Name of the request.
+
+        Raises:
+            InvariantError: It finished without a reason.
+        """
+        matched: int | str | None = self.matched
+        if matched is not None:
+            finish_reason = FinishReason.STOP
+        elif finish_reason is FinishReason.STOP and self.last_token in self._stop_ids:
+            matched = self.last_token
+        if finish_reason is None:
+            raise InvariantError(f"request {request_id} finished without a reason")
+        return Finished(
+            finish_reason=finish_reason,
+            usage=msgspec.structs.replace(usage, output_tokens=self._num_tokens),
+            seed=seed,
+            request_id=request_id,
+            choice=self._choice,
+            matched_stop=matched,
+        )
+
     def _take(self, token_id: int, logprobs: TokenLogprobs | None) -> None:
         self._num_tokens += 1
         self.last_token = token_id
@@ -203,6 +243,16 @@ class AnswerShaper:
             logprobs=tuple(fresh.logprobs),
             deltas=tuple(_joined(fresh.deltas)) if self._is_chat else (),
         )
+
+
+def prompt_chunk(logprobs: PromptLogprobs) -> Chunk:
+    """Return the chunk that tells log-probabilities of a prompt."""
+    return Chunk(
+        token_ids=(),
+        text="",
+        prompt_logprobs=tuple(logprobs.logprobs),
+        prompt_position=logprobs.first_position,
+    )
 
 
 def _joined(deltas: Sequence[ChatDelta]) -> list[ChatDelta]:

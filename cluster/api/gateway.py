@@ -46,7 +46,14 @@ class Gateway:
             settings, self._router, tokenizer=tokenizer, metrics=self.metrics, tracer=tracer
         )
         self._http = HttpServer(
-            make_http_app(self._health, self.metrics), host=settings.host, port=settings.http_port
+            make_http_app(
+                self._health,
+                self.metrics,
+                inference,
+                max_body_bytes=settings.max_message_bytes,
+            ),
+            host=settings.host,
+            port=settings.http_port,
         )
         try:
             self._grpc = GrpcServer(settings, inference, topology, self.metrics)

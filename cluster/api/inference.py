@@ -13,12 +13,11 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
 
-import msgspec
 import numpy as np
 from opentelemetry.trace import Span
 
-from actors.request_channel import LogitRows, PromptLogprobs
-from cluster.api.answer_shaper import AnswerShaper
+from actors.request_channel import LogitRows
+from cluster.api.answer_shaper import AnswerShaper, prompt_chunk
 from cluster.api.answers import ChatFormat, Chunk, Finished, ScoreRows
 from cluster.api.gateway_settings import GatewaySettings
 from cluster.api.merging import merge
@@ -86,7 +85,16 @@ class Inference:
         tracer: RequestTracer,
     ) -> None:
         self._router = router
-        self._planner = RequestPlanner(settings, tokenizer)
+        self._planner = RequestPlanner(
+            Limits(
+                model_name=settings.model_name,
+                vocab_size=settings.vocab_size,
+                context_tokens=settings.context_tokens,
+                has_tokenizer=tokenizer is not None,
+            ),
+            tokenizer,
+            eos_token_ids=settings.eos_token_ids,
+        )
         self._metrics = metrics
         self._tracer = tracer
 
@@ -192,7 +200,7 @@ class Inference:
         while True:
             news = await stream.next_news()
             for logprobs in news.prompt_logprobs:
-                yield _prompt_chunk(logprobs)
+                yield prompt_chunk(logprobs)
             if stream.choice > 0 and spec.prompt_logprobs is not None:
                 # The first choice brings them; tokens of others do not come before.
                 await prompt_is_told.wait()
@@ -211,7 +219,7 @@ class Inference:
         rest = shaper.finish()
         if rest is not None:
             yield rest
-        finished = _finished(stream, news.outcome, shaper, spec)
+        finished = _finished(stream, news.outcome, shaper)
         self._metrics.add(FINISHED_ANSWERS, cause=_cause_of(finished))
         yield finished
 
@@ -288,27 +296,12 @@ class _Timing:
         return self._timeout_s is not None and self.elapsed_s >= LATE_SHARE * self._timeout_s
 
 
-def _finished(
-    stream: RequestStream, outcome: Outcome, shaper: AnswerShaper, spec: RequestSpec
-) -> Finished:
-    reason: FinishReason | None = outcome.finish_reason
-    matched: int | str | None = shaper.matched
-    if matched is not None:
-        # Also when the worker ended it at the same time for another reason.
-        reason = FinishReason.STOP
-    elif shaper.last_token in spec.stop_token_ids and reason is FinishReason.STOP:
-        matched = shaper.last_token
-    if reason is None:
-        raise InvariantError(f"request {stream.key.request_id} finished without a reason")
-    # The worker may have gone on for some tokens before it heard of the stop text.
-    usage = msgspec.structs.replace(outcome.usage, output_tokens=shaper.num_tokens)
-    return Finished(
-        finish_reason=reason,
-        usage=usage,
+def _finished(stream: RequestStream, outcome: Outcome, shaper: AnswerShaper) -> Finished:
+    return shaper.end(
+        outcome.finish_reason,
+        outcome.usage,
         seed=stream.seed,
         request_id=stream.key.request_id,
-        choice=stream.choice,
-        matched_stop=matched,
     )
 
 
@@ -322,15 +315,6 @@ def _cause_of(finished: Finished) -> str:
             return "stop_token"
         case _:
             return "constraint"
-
-
-def _prompt_chunk(logprobs: PromptLogprobs) -> Chunk:
-    return Chunk(
-        token_ids=(),
-        text="",
-        prompt_logprobs=tuple(logprobs.logprobs),
-        prompt_position=logprobs.first_position,
-    )
 
 
 def _split_rows(rows: LogitRows, *, vocab_size: int) -> Iterator[ScoreRows]:

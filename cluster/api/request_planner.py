@@ -10,7 +10,6 @@ from typing import Final
 from actors.request_channel import Sampling
 from cluster.api.answer_shaper import AnswerShaper, PlainReader, TokenReader
 from cluster.api.answers import ChatFormat
-from cluster.api.gateway_settings import GatewaySettings
 from cluster.api.params import GenerateParams, SamplingParams, ScoreParams
 from cluster.api.request_router import Operation, RequestSpec
 from cluster.api.stop_scanner import StopTexts
@@ -45,19 +44,16 @@ MAX_CONSTRAINT_CHECKS: Final = 2
 class RequestPlanner:
     """Plans requests of one gateway. Slow work runs in threads: all streams share the loop."""
 
-    def __init__(self, settings: GatewaySettings, tokenizer: Tokenizer | None) -> None:
-        """Plan for the model that `settings` describes; without a tokenizer, token ids only."""
+    def __init__(
+        self, limits: Limits, tokenizer: Tokenizer | None, *, eos_token_ids: Sequence[int]
+    ) -> None:
+        """Plan for one model; without a tokenizer, token ids only."""
+        self.limits = limits
         self._tokenizer = tokenizer
-        self._eos_token_ids = settings.eos_token_ids
+        self._eos_token_ids = tuple(eos_token_ids)
         self._vocabulary: ConstraintVocabulary | None = None
         self._vocabulary_lock = threading.Lock()
         self._free_checks = asyncio.Semaphore(MAX_CONSTRAINT_CHECKS)
-        self.limits = Limits(
-            model_name=settings.model_name,
-            vocab_size=settings.vocab_size,
-            context_tokens=settings.context_tokens,
-            has_tokenizer=tokenizer is not None,
-        )
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -5,31 +5,37 @@ Imported only when it is used, because it loads torch.
 
 from __future__ import annotations
 
+import asyncio
 import os
-import secrets
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Final
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from actors.request_channel import Sampling
+from actors.engine.outcome import StepOutcome
+from actors.request_channel import NewTokens, Submit, Usage, choice_id
 from actors.single_process import SingleProcess, SingleProcessSettings, loaded_bytes
-from cluster.api.answer_shaper import AnswerShaper, PlainReader
+from cluster.api.answer_shaper import AnswerShaper, prompt_chunk
 from cluster.api.answers import Chunk, Finished
 from cluster.api.params import GenerateParams
-from cluster.api.stop_scanner import StopTexts
-from cluster.api.validation import Limits, check_generate, resolve_max_tokens
+from cluster.api.request_planner import RequestPlanner
+from cluster.api.request_router import RequestSpec, draw_seed
+from cluster.api.validation import Limits
 from cluster.cli.progress import byte_progress
 from configs.errors import InvalidRequestError, TokenizerMissingError
 from configs.ids import RequestId
-from configs.numerics import FloatType, Numerics
+from configs.numerics import FinishReason, FloatType, Numerics
 from model.checkpoint import Checkpoint
-from model.tokenizer import IncrementalDetokenizer, Tokenizer
+from model.tokenizer import Tokenizer
 
-OnChunk = Callable[[Chunk], None]
+MAX_AT_ONCE: Final = 8
+"""Answers to one prompt that run at once; more wait for the first to end."""
 
 
 def generate_here(
@@ -37,66 +43,109 @@ def generate_here(
     folder: Path,
     compute_dtype: FloatType,
     numerics: Numerics,
-    on_chunk: OnChunk,
-) -> Finished:
-    """Answer a prompt in this process; checks and errors as the gateway's."""
+    on_event: Callable[[Chunk | Finished], None],
+) -> None:
+    """Answer a prompt in this process; checks, chunks and errors as the gateway's."""
     tokenizer = _find_tokenizer(folder)
-    prompt = params.prompt if params.prompt is not None else []
-    ids = _encode_prompt(prompt if isinstance(prompt, str) else list(prompt), tokenizer, folder)
-    num_tokens = 0
-
-    def choose_settings(checkpoint: Checkpoint) -> SingleProcessSettings:
-        nonlocal num_tokens
-        num_tokens = _check(params, ids, checkpoint)
-        return SingleProcessSettings(
-            max_request_tokens=len(ids) + num_tokens,
-            compute_dtype=compute_dtype,
-            numerics=numerics,
-        )
-
-    seed = secrets.randbits(63) if params.sampling.seed is None else params.sampling.seed
-    with _loaded(folder, choose_settings) as (process, checkpoint):
-        stop_ids = () if params.stop.ignore_eos else checkpoint.dims.eos_token_ids
-        shaper = AnswerShaper(
-            None if tokenizer is None else PlainReader(IncrementalDetokenizer(tokenizer)),
-            stop_ids=stop_ids,
-            stop_texts=StopTexts(params.stop.texts),
-            min_tokens=params.stop.min_tokens,
-            includes_stop_text=params.stop.include_text,
-        )
-        generated = process.generate(
-            ids,
-            max_tokens=num_tokens,
-            sampling=Sampling(
-                temperature=params.sampling.temperature or 0.0,
-                top_p=1.0 if params.sampling.top_p is None else params.sampling.top_p,
-                top_k=params.sampling.top_k or 0,
-                seed=seed,
-            ),
-            stop_token_ids=stop_ids,
-            on_token=lambda token: _push(shaper, [token], on_chunk),
-        )
-        rest = shaper.finish()
-        if rest is not None:
-            on_chunk(rest)
-    return Finished(generated.finish_reason, generated.usage, seed, RequestId("local"))
-
-
-def _push(shaper: AnswerShaper, token_ids: list[int], on_chunk: OnChunk) -> None:
-    chunk = shaper.push(token_ids)
-    if chunk is not None:
-        on_chunk(chunk)
-
-
-def _check(params: GenerateParams, ids: list[int], checkpoint: Checkpoint) -> int:
-    """Check a local request as the gateway would; returns the tokens to generate."""
-    dims = checkpoint.dims
+    dims = Checkpoint.open(folder).dims
     limits = Limits(
-        model_name="", vocab_size=dims.vocab_size, context_tokens=dims.context_tokens,
-        has_tokenizer=True,
-    )  # fmt: skip
-    check_generate(params, limits)
-    return resolve_max_tokens(len(ids), params, limits, worker_tokens=dims.context_tokens)
+        model_name="",
+        vocab_size=dims.vocab_size,
+        context_tokens=dims.context_tokens,
+        has_tokenizer=tokenizer is not None,
+    )
+    planner = RequestPlanner(limits, tokenizer, eos_token_ids=dims.eos_token_ids)
+    spec = asyncio.run(
+        planner.plan_generate(params, timeout_s=None, worker_tokens=dims.context_tokens)
+    )
+    settings = SingleProcessSettings(
+        max_request_tokens=len(spec.token_ids) + spec.max_tokens,
+        compute_dtype=compute_dtype,
+        numerics=numerics,
+        num_state_slots=min(spec.num_choices, MAX_AT_ONCE),
+    )
+    with _loaded(folder, lambda _: settings) as (process, _):
+        submit = _submit_of(spec, process.next_id())
+        answers = _Answers(submit, planner.make_shapers(params, spec, None), on_event)
+        # Closed at once when all answers have ended, which gives up what still runs.
+        with closing(process.run([submit])) as steps:
+            for outcome in steps:
+                answers.take(outcome)
+                if answers.is_over:
+                    return
+
+
+class _Answers:
+    """The answers to one submission, on their way to `on_event`."""
+
+    def __init__(
+        self,
+        submit: Submit,
+        shapers: Sequence[AnswerShaper],
+        on_event: Callable[[Chunk | Finished], None],
+    ) -> None:
+        self._submit = submit
+        self._on_event = on_event
+        self._started_at = time.monotonic()
+        self._running = {
+            choice_id(submit.request_id, choice): shaper for choice, shaper in enumerate(shapers)
+        }
+
+    @property
+    def is_over(self) -> bool:
+        """All of them have ended."""
+        return not self._running
+
+    def take(self, outcome: StepOutcome) -> None:
+        """Report what a step brought. An answer ends at its stop text, whatever is computed yet."""
+        for told in outcome.prompt_logprobs:
+            self._on_event(prompt_chunk(told))
+        for news in outcome.tokens:
+            self._take_tokens(news)
+        for ended in outcome.ended:
+            self._end(ended.request_id, ended.finish_reason, ended.usage)
+
+    def _take_tokens(self, news: NewTokens) -> None:
+        shaper = self._running.get(news.request_id)
+        if shaper is None:
+            return
+        self._report(shaper.push(news.token_ids, news.logprobs))
+        if shaper.matched is not None:
+            num_prompt = len(self._submit.token_ids)
+            usage = Usage(
+                prompt_tokens=num_prompt,
+                computed_tokens=num_prompt,
+                total_s=time.monotonic() - self._started_at,
+            )
+            self._end(news.request_id, FinishReason.STOP, usage)
+
+    def _end(self, name: RequestId, reason: FinishReason | None, usage: Usage) -> None:
+        shaper = self._running.pop(name, None)
+        if shaper is not None:
+            self._report(shaper.finish())
+            seed = self._submit.sampling.seed
+            self._on_event(shaper.end(reason, usage, seed=seed, request_id=name))
+
+    def _report(self, chunk: Chunk | None) -> None:
+        if chunk is not None:
+            self._on_event(chunk)
+
+
+def _submit_of(spec: RequestSpec, request_id: RequestId) -> Submit:
+    seed = draw_seed() if spec.seed is None else spec.seed
+    return Submit(
+        request_id=request_id,
+        attempt=0,
+        token_ids=spec.token_ids,
+        max_tokens=spec.max_tokens,
+        sampling=msgspec.structs.replace(spec.sampling, seed=seed),
+        stop_token_ids=spec.stop_token_ids,
+        credit_tokens=spec.max_tokens,
+        num_choices=spec.num_choices,
+        grammar=spec.grammar,
+        logprobs=spec.logprobs,
+        prompt_logprobs=spec.prompt_logprobs,
+    )
 
 
 def score_here(

@@ -64,7 +64,7 @@ class LocalModel(Protocol):
     """What `cluster/cli/local_model.py` offers."""
 
     generate_here: Callable[
-        [GenerateParams, Path, FloatType, Numerics, Callable[[Chunk], None]], Finished
+        [GenerateParams, Path, FloatType, Numerics, Callable[[Chunk | Finished], None]], None
     ]
     score_here: Callable[[str | list[int], Path, FloatType, Numerics], NDArray[np.float32]]
 

@@ -41,7 +41,7 @@ class Pool:
 
 @contextmanager
 def pool_in_process(
-    checkpoint, *, num_attention=1, num_experts=2, num_blocks=32, context_tokens=512
+    checkpoint, *, num_attention=1, num_experts=2, num_blocks=32, context_tokens=512, num_slots=4
 ):
     dims = Checkpoint.open(checkpoint, mla_norm_eps=1e-6).dims
     compute = ComputeSettings(
@@ -86,7 +86,7 @@ def pool_in_process(
                     context_tokens=context_tokens,
                     num_blocks=num_blocks,
                     block_tokens=16,
-                    num_state_slots=4,
+                    num_state_slots=num_slots,
                     max_step_tokens=64,
                     max_queued_requests=16,
                     host=None,

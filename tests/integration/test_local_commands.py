@@ -86,7 +86,7 @@ def test_without_tokenizer_ids_are_printed(
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["hi", "--checkpoint", "MINI"], ["TOKENIZER_MISSING", "token ids"]),
+        (["hi", "--checkpoint", "MINI"], ["TOKENIZER_MISSING", "token_ids"]),
         (["--token-ids", "1,320", "--checkpoint", "MINI"], ["320", "319"]),
         (["--token-ids", "", "--checkpoint", "MINI"], ["empty"]),
         (["--token-ids", "a", "--checkpoint", "MINI"], ["CONFIG_INVALID", "1,2,3"]),

@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from actors.request_channel import Usage
+from actors.request_channel import TokenLogprobs, Usage
 from cluster.api.answers import Chunk, Finished, ScoreRows
 from cluster.api.generated.latentmesh.v1 import inference_pb2 as pb
 from cluster.api.params import (
@@ -101,8 +101,27 @@ def test_finished_survives_the_wire(reason):
     assert read_event(write_event(event)) == event
 
 
-def test_chunk_survives_the_wire():
-    event = Chunk((5, 6), "\u20ac")
+@pytest.mark.parametrize("matched", [None, 0, 7, "stop"], ids=repr)
+def test_what_stopped_a_choice_survives_the_wire(matched):
+    event = Finished(
+        FinishReason.STOP, Usage(), seed=0, request_id=RequestId("g-1.2"), choice=2,
+        matched_stop=matched,
+    )  # fmt: skip
+    assert read_event(write_event(event)) == event
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        Chunk((5, 6), "\u20ac"),
+        Chunk((5,), "a", choice=3, logprobs=(TokenLogprobs(-0.5, [5, 7], [-0.5, -1.25]),)),
+        Chunk(
+            (), "", prompt_logprobs=(TokenLogprobs(-2.0), TokenLogprobs(-4.0)), prompt_position=1
+        ),
+    ],
+    ids=["text", "choice and logprobs", "prompt logprobs"],
+)
+def test_chunk_survives_the_wire(event):
     assert read_event(write_event(event)) == event
 
 

@@ -9,14 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.chat import call_reader
+from model.chat.call_reader import MAX_CALL_BYTES
 from model.chat.parser import ChatParser
 from model.chat.tags import MAX_TAG_BYTES
 from model.chat.values import Message, ReasoningDelta, Role, TextDelta, ToolCall, ToolCallDelta
+from model.tokenizer import Tokenizer
 from tests.fakes.chat_rig import (
+    BYTE_RANKS,
     BYTES,
     CLOSE,
     END,
+    NAMES,
     OPEN,
     SEP,
     Answer,
@@ -214,7 +217,15 @@ def test_what_waits_for_a_tag_to_end_is_bounded() -> None:
     assert [len(deltas) for deltas in held] == [0] * MAX_TAG_BYTES + [1]
 
 
-def test_what_waits_for_a_call_to_end_is_bounded(monkeypatch) -> None:
-    monkeypatch.setattr(call_reader, "MAX_CALL_BYTES", 1000)
-    call = CALL + argument("v" * 2000) + CLOSED
-    assert join(read(in_tools(call), thinking=False)) == Answer("", "Hi" + call, [])
+def test_what_waits_for_a_call_to_end_is_bounded() -> None:
+    """One token of this vocabulary is long, so that few reach the limit."""
+    piece = b"v" * (MAX_CALL_BYTES // 8)
+    ranks = {**BYTE_RANKS, piece: len(BYTE_RANKS)}
+    tokenizer = Tokenizer(ranks, {257 + place: name for place, name in enumerate(NAMES)})
+    parser = ChatParser(tokenizer, thinking=False)
+    opened = f'<|open|>tools<|sep|>{CALL}<|open|>argument key="k" type="string"<|sep|>'
+    for token in tokenizer.encode_control(opened):
+        assert parser.push(token) == []
+    held = [parser.push(256) for _ in range(9)]
+    assert [len(deltas) for deltas in held] == [0] * 7 + [1, 1]
+    assert join(list(chain.from_iterable(held))).text.count("v") == 9 * len(piece)

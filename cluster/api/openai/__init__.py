@@ -1,0 +1,1 @@
+"""HTTP in the shape of OpenAI's API."""
