@@ -11,12 +11,18 @@ from actors.worker_settings import (
     ComputeSettings,
     ExpertServiceSettings,
 )
-from cluster.api.gateway_settings import GatewaySettings
+from cluster.api.gateway_settings import (
+    AccessSettings,
+    ConnectionSettings,
+    GatewaySettings,
+    TlsSettings,
+)
 from cluster.api.topology import ModelView
 from cluster.state_store import server_name
 from configs.errors import ConfigError
 from configs.ids import ClusterId, GatewayId, WorkerId
 from configs.resolve import ResolvedConfig
+from configs.schema import TlsConfig
 from model.dims import ModelDims
 from router.placement import Placement, plan_initial_placement
 from router.settings import RouterSettings
@@ -167,6 +173,16 @@ def plan_gateway(
             eos_token_ids=dims.eos_token_ids,
             tokenizer_folder=tokenizer_folder,
             trace_exporter=resolved.serving.observability.trace_exporter,
+            access=AccessSettings(
+                needs_key=resolved.access.needs_key,
+                key_file=None if api.auth.key_file is None else api.auth.key_file.absolute(),
+                state_url=state_url,
+                cache_s=api.auth.cache_s,
+                requests_per_minute=api.auth.requests_per_minute,
+                max_concurrent_requests=api.auth.max_concurrent_requests,
+            ),
+            tls=_tls_settings(api.tls),
+            connections=ConnectionSettings(**api.connections.model_dump()),
         ),
         model=ModelView(
             name=api.model_name,
@@ -184,6 +200,16 @@ def plan_gateway(
         state_url=state_url,
         config_json=plan.config_json,
         start_timeout_s=start_timeout_s,
+    )
+
+
+def _tls_settings(tls: TlsConfig) -> TlsSettings | None:
+    if tls.certificate is None or tls.private_key is None:
+        return None
+    return TlsSettings(
+        certificate=tls.certificate.absolute(),
+        private_key=tls.private_key.absolute(),
+        client_ca=None if tls.client_ca is None else tls.client_ca.absolute(),
     )
 
 

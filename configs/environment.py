@@ -1,7 +1,8 @@
 """The one place that reads or writes environment variables.
 
-Everything else of Latentmesh takes values. Only variables that others define are touched: Ray's
-own, and `TMPDIR` through the standard library. What a user has set is never replaced.
+Everything else of Latentmesh takes values. Ray's variables and, through the standard library,
+`TMPDIR` are touched; what a user has set is never replaced. `LATENTMESH_*` say what commands show
+to a server.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from configs.errors import ConfigError
@@ -55,6 +57,35 @@ def use_temporary_folder(folder: Path, variables: MutableMapping[str, str] = os.
     Ray's leave some behind when they are ended; what is in a folder of ours is removed with it.
     """
     variables["TMPDIR"] = str(folder)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientVariables:
+    """What commands show to a server; None is unset."""
+
+    api_key: str | None = field(default=None, repr=False)
+    """`LATENTMESH_API_KEY`."""
+    ca: Path | None = None
+    """`LATENTMESH_CA`: PEM file of who signed the server's certificate."""
+    certificate: Path | None = None
+    """`LATENTMESH_CERTIFICATE`: PEM file of the client's own."""
+    private_key: Path | None = None
+    """`LATENTMESH_PRIVATE_KEY`: PEM file of its key."""
+
+
+def client_variables(variables: Mapping[str, str] = os.environ) -> ClientVariables:
+    """Return what commands show to a server."""
+
+    def path_of(name: str) -> Path | None:
+        text = variables.get(name)
+        return Path(text) if text else None
+
+    return ClientVariables(
+        api_key=variables.get("LATENTMESH_API_KEY") or None,
+        ca=path_of("LATENTMESH_CA"),
+        certificate=path_of("LATENTMESH_CERTIFICATE"),
+        private_key=path_of("LATENTMESH_PRIVATE_KEY"),
+    )
 
 
 def _set_defaults(variables: MutableMapping[str, str], defaults: Mapping[str, str]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final, Self
 
@@ -28,14 +29,34 @@ MAX_RECEIVE_BYTES: Final = 256 << 20
 TOPOLOGY_TIMEOUT_S: Final = 15.0
 
 
+@dataclass(frozen=True, slots=True)
+class ClientAccess:
+    """What a client shows to a server, and what it asks of it. PEM bytes."""
+
+    api_key: str | None = field(default=None, repr=False)
+    ca: bytes | None = None
+    """Who signed the server's certificate; None speaks in the clear."""
+    certificate: bytes | None = None
+    """The client's own, where the server asks for one."""
+    private_key: bytes | None = field(default=None, repr=False)
+
+
 class LatentmeshClient:
     """A connection to one gateway. Connects on first use; close it, or use it in `with`."""
 
-    def __init__(self, address: str) -> None:
-        """Take the server's `host:port`; nothing is sent yet."""
+    def __init__(self, address: str, access: ClientAccess | None = None) -> None:
+        """Take the server's `host:port`; nothing is sent yet.
+
+        Args:
+            address: Of the server.
+            access: Key and TLS; None has neither.
+        """
         self.address = address
-        self._channel = grpc.insecure_channel(
+        shown = ClientAccess() if access is None else access
+        self._metadata = () if shown.api_key is None else (("x-api-key", shown.api_key),)
+        self._channel = _open_channel(
             address,
+            shown,
             options=[
                 ("grpc.max_receive_message_length", MAX_RECEIVE_BYTES),
                 ("grpc.keepalive_time_ms", 30_000),
@@ -75,7 +96,9 @@ class LatentmeshClient:
         Raises:
             ServingError: The class that the server raised, or `TransportError`.
         """
-        call = self._inference.Generate(write_generate(params), timeout=timeout_s)
+        call = self._inference.Generate(
+            write_generate(params), timeout=timeout_s, metadata=self._metadata
+        )
         num_finished = 0
         try:
             with _mapped_errors():
@@ -100,7 +123,9 @@ class LatentmeshClient:
         parts: list[NDArray[np.float32]] = []
         num_rows = 0
         with _mapped_errors():
-            for response in self._inference.Score(write_score(params), timeout=timeout_s):
+            for response in self._inference.Score(
+                write_score(params), timeout=timeout_s, metadata=self._metadata
+            ):
                 rows = read_rows(response)
                 if rows.first_position != num_rows:
                     raise InvariantError(
@@ -121,7 +146,9 @@ class LatentmeshClient:
         """
         with _mapped_errors():
             request = inference_pb2.GetTopologyRequest()
-            return from_proto(self._inference.GetTopology(request, timeout=timeout_s))
+            return from_proto(
+                self._inference.GetTopology(request, timeout=timeout_s, metadata=self._metadata)
+            )
 
     def wait_ready(self, timeout_s: float) -> None:
         """Wait until the server says that it takes requests.
@@ -152,6 +179,19 @@ class LatentmeshClient:
     def close(self) -> None:
         """End the connection; open streams are cancelled. Idempotent."""
         self._channel.close()
+
+
+def _open_channel(
+    address: str, access: ClientAccess, options: list[tuple[str, int]]
+) -> grpc.Channel:
+    if access.ca is None:
+        return grpc.insecure_channel(address, options=options)
+    credentials = grpc.ssl_channel_credentials(
+        root_certificates=access.ca,
+        private_key=access.private_key,
+        certificate_chain=access.certificate,
+    )
+    return grpc.secure_channel(address, credentials, options=options)
 
 
 _WORTH_WAITING = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)

@@ -18,6 +18,8 @@ from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import DecodeError
 from google.rpc import status_pb2
 
+from cluster.api.access.guard import AccessGuard
+from cluster.api.grpc_call import credentials_of
 from cluster.api.status import DETAILS_KEY, internal_status, to_grpc
 from cluster.telemetry import Metrics
 from configs.errors import InvalidRequestError, ServingError
@@ -42,11 +44,19 @@ class _Undecodable:
 
 
 class ErrorBarrier(grpc.aio.ServerInterceptor):
-    """Guards the methods of some services; unary requests, coroutine methods."""
+    """Guards the methods of some services; unary requests, coroutine methods.
+
+    Callers are let in by the access guard before anything else is looked at.
+    """
 
     def __init__(
-        self, services: Iterable[ServiceDescriptor], gateway: GatewayId, metrics: Metrics
+        self,
+        services: Iterable[ServiceDescriptor],
+        gateway: GatewayId,
+        metrics: Metrics,
+        guard: AccessGuard,
     ) -> None:
+        self._guard = guard
         self._request_types = {
             f"/{service.full_name}/{method.name}": method.input_type.full_name
             for service in services
@@ -78,8 +88,9 @@ class ErrorBarrier(grpc.aio.ServerInterceptor):
     def _guarded(self, method: _Method, name: str) -> _Method:
         async def guarded(request: Any, context: _Context) -> Any:  # noqa: ANN401 - any message
             try:
-                self._check_decoded(request, name)
-                return await method(request, context)
+                async with self._guard.enter(credentials_of(context, name)):
+                    self._check_decoded(request, name)
+                    return await method(request, context)
             except ServingError as exc:
                 await _abort(context, to_grpc(exc, self._metadata))
             except grpc.aio.AbortError:

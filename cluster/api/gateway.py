@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Final
 
+from cluster.api.access.guard import AccessGuard
+from cluster.api.access.http_connection import HttpAccess
+from cluster.api.access.tls import TlsFiles
 from cluster.api.gateway_settings import AttentionEndpoint, BoundAddresses, GatewaySettings
 from cluster.api.grpc_server import GrpcServer
 from cluster.api.http_app import HealthReport, make_http_app
 from cluster.api.http_server import HttpServer
 from cluster.api.inference import Inference
+from cluster.api.openai.bodies import BodyLimits
 from cluster.api.request_router import RequestRouter
 from cluster.api.topology import TopologySource
 from cluster.telemetry import Metrics, RequestTracer, make_tracer_provider
@@ -45,18 +50,26 @@ class Gateway:
         inference = Inference(
             settings, self._router, tokenizer=tokenizer, metrics=self.metrics, tracer=tracer
         )
+        tls = None if settings.tls is None else TlsFiles.read(settings.tls, datetime.now(UTC))
+        self._guard = AccessGuard.open(settings.access, self.metrics)
         self._http = HttpServer(
             make_http_app(
                 self._health,
                 self.metrics,
                 inference,
-                max_body_bytes=settings.max_message_bytes,
+                self._guard,
+                BodyLimits(settings.max_message_bytes, settings.connections.receive_timeout_s),
+            ),
+            access=HttpAccess(
+                self._guard.refusals,
+                settings.connections,
+                None if tls is None else tls.server_context(),
             ),
             host=settings.host,
             port=settings.http_port,
         )
         try:
-            self._grpc = GrpcServer(settings, inference, topology, self.metrics)
+            self._grpc = GrpcServer(settings, inference, topology, self.metrics, self._guard, tls)
         except ConfigError:
             self._http.close()
             raise
@@ -87,7 +100,7 @@ class Gateway:
             PortInUseError: A port is taken.
             TransportError: No worker can be reached.
             CheckpointError: The tokenizer files are damaged.
-            ConfigError: An address or the trace exporter cannot be used.
+            ConfigError: An address, the trace exporter, a TLS file or the key file cannot be used.
         """
         if tracer is None:
             tracer = RequestTracer(
@@ -151,6 +164,7 @@ class Gateway:
         await self._grpc.stop(GOODBYE_S)
         await self._http.stop()
         await self._router.close()
+        await self._guard.close()
         if self._watch is not None:
             self._watch.cancel()
             await asyncio.gather(self._watch, return_exceptions=True)

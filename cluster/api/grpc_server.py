@@ -11,6 +11,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from smg_grpc_proto.generated import vllm_engine_pb2_grpc
 
+from cluster.api.access.guard import AccessGuard
+from cluster.api.access.tls import TlsFiles
 from cluster.api.error_barrier import ErrorBarrier
 from cluster.api.gateway_settings import GatewaySettings
 from cluster.api.generated.latentmesh.v1 import inference_pb2, inference_pb2_grpc
@@ -76,15 +78,27 @@ class GrpcServer:
         inference: Inference,
         topology: TopologySource,
         metrics: Metrics,
+        guard: AccessGuard,
+        tls: TlsFiles | None,
     ) -> None:
         """Bind the port.
+
+        Args:
+            settings: Of the gateway.
+            inference: Answers.
+            topology: Answers GetTopology.
+            metrics: Counts failures.
+            guard: Lets callers in.
+            tls: Encrypts; None serves in the clear.
 
         Raises:
             PortInUseError: Somebody else listens there.
             ConfigError: The address cannot be bound.
         """
         self._server = grpc.aio.server(
-            interceptors=[ErrorBarrier((_DESCRIPTOR, VLLM_DESCRIPTOR), settings.gateway, metrics)],
+            interceptors=[
+                ErrorBarrier((_DESCRIPTOR, VLLM_DESCRIPTOR), settings.gateway, metrics, guard)
+            ],
             options=_options(settings),
         )
         self._health = health.aio.HealthServicer()
@@ -97,7 +111,7 @@ class GrpcServer:
         reflection.enable_server_reflection(
             (SERVICE, VLLM_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
         )
-        port = self._bind(settings.host, settings.grpc_port)
+        port = self._bind(settings.host, settings.grpc_port, tls)
         self.address = format_address(settings.host, port)
 
     async def start(self) -> None:
@@ -116,10 +130,17 @@ class GrpcServer:
         """Close the port, then the calls: those that do not end within `grace_s` are cancelled."""
         await self._server.stop(grace_s)
 
-    def _bind(self, host: str, port: int) -> int:
+    def _bind(self, host: str, port: int, tls: TlsFiles | None) -> int:
         address = format_address(host, port)
         try:
-            return self._server.add_insecure_port(address)
+            if tls is None:
+                return self._server.add_insecure_port(address)
+            credentials = grpc.ssl_server_credentials(
+                [(tls.private_key, tls.certificate)],
+                root_certificates=tls.client_ca,
+                require_client_auth=tls.client_ca is not None,
+            )
+            return self._server.add_secure_port(address, credentials)
         except RuntimeError as exc:
             # gRPC does not say why; binding the address ourselves does.
             bind_tcp(host, port, setting="api.grpc_port").close()
@@ -129,15 +150,22 @@ class GrpcServer:
 
 
 def _options(settings: GatewaySettings) -> list[tuple[str, int]]:
+    connections = settings.connections
     return [
         # Else a second server binds the same port without an error and takes half the calls.
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", settings.max_message_bytes),
         # Clients may ping as they like: never GOAWAY "too_many_pings".
         ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.min_ping_interval_without_data_ms", 1),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 1),
         ("grpc.http2.max_ping_strikes", 0),
         # Finds clients that vanished without closing, so that their requests are cancelled.
         ("grpc.keepalive_time_ms", 30_000),
         ("grpc.keepalive_timeout_ms", 10_000),
+        # Long-lived connections never see a new gateway otherwise.
+        ("grpc.max_connection_age_ms", round(connections.max_age_s * 1e3)),
+        ("grpc.max_connection_age_grace_ms", round(connections.age_grace_s * 1e3)),
+        ("grpc.max_concurrent_streams", connections.max_streams),
+        ("grpc.max_metadata_size", connections.max_header_bytes),
+        ("grpc.absolute_max_metadata_size", connections.max_header_bytes),
     ]

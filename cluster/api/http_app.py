@@ -12,7 +12,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from cluster.api.access.guard import AccessGuard
+from cluster.api.http_guard import HttpGuard
 from cluster.api.inference import Inference
+from cluster.api.openai.bodies import BodyLimits
 from cluster.api.openai.document import add_bodies
 from cluster.api.openai.errors import (
     JSON_TYPE,
@@ -44,8 +47,8 @@ def make_http_app(
     health: Callable[[], HealthReport],
     metrics: Metrics,
     inference: Inference,
-    *,
-    max_body_bytes: int,
+    guard: AccessGuard,
+    limits: BodyLimits,
 ) -> ASGIApp:
     """Return the app: `/health`, `/metrics`, `/openapi.json` and `/v1`.
 
@@ -53,7 +56,8 @@ def make_http_app(
         health: Whether requests are taken.
         metrics: Shown, and counted in.
         inference: Answers.
-        max_body_bytes: Larger bodies are refused.
+        guard: Lets requests under `/v1` in.
+        limits: Of bodies.
     """
     unforeseen = UnforeseenErrors(metrics)
     # No pages that load scripts from elsewhere.
@@ -68,11 +72,11 @@ def make_http_app(
     async def get_metrics() -> Response:
         return Response(metrics.exposition(), media_type=EXPOSITION_TYPE)
 
-    app.include_router(make_routes(inference, unforeseen, max_body_bytes=max_body_bytes))
+    app.include_router(make_routes(inference, unforeseen, limits))
     app.add_exception_handler(ServingError, _tell_serving_error)
     app.add_exception_handler(HTTPException, _tell_http_error)
     _describe_bodies(app)
-    return HttpBarrier(app, unforeseen)
+    return HttpBarrier(HttpGuard(app, guard), unforeseen)
 
 
 class HttpBarrier:

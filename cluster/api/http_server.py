@@ -6,10 +6,13 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
 
+from cluster.api.access.http_connection import HttpAccess, HttpConnection
 from cluster.api.listening import bind_tcp, format_address
 
 GRACE_S = 1
@@ -18,8 +21,16 @@ GRACE_S = 1
 class HttpServer:
     """One HTTP server. Bound by its constructor, answering after `start`."""
 
-    def __init__(self, app: ASGIApp, *, host: str, port: int) -> None:
+    def __init__(
+        self, app: ASGIApp, *, host: str, port: int, access: HttpAccess | None = None
+    ) -> None:
         """Bind the port.
+
+        Args:
+            app: Answers requests.
+            host: Address to bind.
+            port: 0 takes any free one.
+            access: TLS and bounds of each connection; None serves everybody in the clear.
 
         Raises:
             PortInUseError: Somebody else listens there.
@@ -27,16 +38,7 @@ class HttpServer:
         """
         self._socket = bind_tcp(host, port, setting="api.http_port")
         self.address = format_address(host, self._socket.getsockname()[1])
-        self._server = _Server(
-            uvicorn.Config(
-                app,
-                lifespan="off",
-                ws="none",
-                access_log=False,
-                log_config=None,
-                timeout_graceful_shutdown=GRACE_S,
-            )
-        )
+        self._server = _Server(_config(app, access))
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -58,6 +60,25 @@ class HttpServer:
     def close(self) -> None:
         """Release the port of a server that was not started. Idempotent."""
         self._socket.close()
+
+
+def _config(app: ASGIApp, access: HttpAccess | None) -> uvicorn.Config:
+    more: dict[str, Any] = {}
+    if access is not None:
+        more = {
+            "http": partial(HttpConnection, access=access),
+            "timeout_keep_alive": round(access.connections.keep_alive_s),
+        }
+    return uvicorn.Config(
+        app,
+        lifespan="off",
+        ws="none",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        timeout_graceful_shutdown=GRACE_S,
+        **more,
+    )
 
 
 class _Server(uvicorn.Server):

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from cluster.api.client import LatentmeshClient
 from cluster.api.params import GenerateParams, SamplingParams, StopParams
 from cluster.cli.answer_printing import AnswerPrinter
+from cluster.cli.connection import connect
 from cluster.cli.generate_options import (
     ChoiceOption,
     FrequencyPenaltyOption,
@@ -124,7 +124,7 @@ def generate(  # noqa: PLR0913 - one parameter per flag
     )
     printer = AnswerPrinter(num_choices=max(num_choices, 1), is_silent=as_json)
     if server is not None:
-        with LatentmeshClient(server) as client:
+        with connect(server) as client:
             for event in client.generate(params, timeout_s=timeout):
                 printer.show(event)
     elif checkpoint is not None:

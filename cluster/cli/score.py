@@ -9,8 +9,8 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from cluster.api.client import LatentmeshClient
 from cluster.api.params import ScoreParams
+from cluster.cli.connection import connect
 from cluster.cli.prompt import (
     CheckpointOption,
     ComputeDtypeOption,
@@ -44,7 +44,7 @@ def score(  # noqa: PLR0913 - one parameter per flag
     if not logits.absolute().parent.is_dir():
         raise ConfigError(f"--logits {logits}: its folder does not exist")
     if server is not None:
-        with LatentmeshClient(server) as client:
+        with connect(server) as client:
             rows = client.score(ScoreParams(prompt=words), timeout_s=timeout)
     elif checkpoint is not None:
         rows = local_module().score_here(words, checkpoint, compute_dtype, numerics)

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.status import Status
 
-from cluster.api.client import LatentmeshClient
+from cluster.cli.connection import connect
 from cluster.cli.stop_signals import StopSignals
 from cluster.cli.terminal import Terminal, own_terminal
 from cluster.cli.worker_table import make_worker_table
@@ -47,12 +47,19 @@ def serve(
         Path | None,
         typer.Option("--ready-file", help="Write the addresses here once requests are served."),
     ] = None,
+    insecure: Annotated[
+        bool,
+        typer.Option(
+            "--insecure",
+            help="Bind an address that others reach without keys or TLS (api.insecure=true).",
+        ),
+    ] = False,
 ) -> None:
     """Start a cluster and serve until Ctrl-C, which finishes running requests; twice ends them."""
     # From here on a signal stops us in good order, whatever has been started by then.
     stop = StopRequest()
     with StopSignals(stop) as signals:
-        serving = load_config(config, _overrides(settings, checkpoint))
+        serving = load_config(config, _overrides(settings, checkpoint, insecure=insecure))
         order = _order(serving, ready_file)
         data_folder = DataFolder.lock(serving.data_dir)
         try:
@@ -64,8 +71,12 @@ def serve(
         raise typer.Exit(EXIT_INTERRUPTED)
 
 
-def _overrides(settings: Sequence[str] | None, checkpoint: Path | None) -> list[str]:
+def _overrides(
+    settings: Sequence[str] | None, checkpoint: Path | None, *, insecure: bool
+) -> list[str]:
     overrides = [] if settings is None else list(settings)
+    if insecure:
+        overrides.append("api.insecure=true")
     if checkpoint is not None:
         overrides.append(f"checkpoint={checkpoint}")
     return overrides
@@ -146,7 +157,7 @@ class _TerminalReporter:
             out.print(f"  Ray dashboard  {record.dashboard}")
         out.print(f"  data folder    {record.data_dir}")
         try:
-            with LatentmeshClient(record.grpc) as client:
+            with connect(record.grpc) as client:
                 out.print(make_worker_table(client.topology()))
         except ServingError as exc:
             # Requests are served; only the table is missing.

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from cluster.api.client import LatentmeshClient
 from cluster.api.topology import AttentionWorkerView, ExpertWorkerView, TopologyView
+from cluster.cli.connection import connect
 from cluster.cli.worker_table import is_gone, make_console, make_worker_table
 from cluster.data_folder import READY_FILE
 from cluster.ready_record import read_record
@@ -32,7 +32,7 @@ def status(
 ) -> None:
     """Show the model, the workers and what they have done."""
     address = server if server is not None else read_record(data_dir / READY_FILE).grpc
-    with LatentmeshClient(address) as client:
+    with connect(address) as client:
         view = client.topology()
     if as_json:
         typer.echo(json.dumps(describe(view, address), indent=2))

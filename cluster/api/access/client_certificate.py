@@ -49,10 +49,10 @@ class WitnessedSslObject(ssl.SSLObject):
             exc.witnessed = HandshakeFailure(_reason(exc), certificate)  # type: ignore[attr-defined]  # travels with it
             raise
 
-    def see_certificate(self, message: bytes) -> None:
+    def see_certificate(self, message: bytes, *, is_tls_1_3: bool) -> None:
         """Keep the first certificate of a Certificate message."""
         if self._shown is None and len(message) <= _MAX_BYTES:
-            self._shown = first_certificate(message, is_tls_1_3=self.version() == "TLSv1.3")
+            self._shown = first_certificate(message, is_tls_1_3=is_tls_1_3)
 
 
 def failure_of(error: BaseException) -> HandshakeFailure:
@@ -109,10 +109,9 @@ def _see_message(
     message_type: int,
     data: bytes,
 ) -> None:
-    del version
     is_certificate = content_type == _HANDSHAKE_RECORD and message_type == _CERTIFICATE_MESSAGE
     if direction == "read" and is_certificate and isinstance(connection, WitnessedSslObject):
-        connection.see_certificate(data)
+        connection.see_certificate(data, is_tls_1_3=version == ssl.TLSVersion.TLSv1_3)
 
 
 def _reason(error: ssl.SSLError) -> str:

@@ -46,6 +46,7 @@ class HttpConnection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # cho
         self._head_timer: asyncio.TimerHandle | None = None
         self._head_bytes = 0
         self._handshake: asyncio.Task[None] | None = None
+        self._early: list[bytes] = []
 
     def connection_made(self, transport: Any) -> None:  # noqa: ANN401 - any transport
         """Begin the handshake, or the first request where there is no TLS."""
@@ -67,6 +68,10 @@ class HttpConnection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # cho
 
     def data_received(self, data: bytes) -> None:
         """Take bytes; a request's head is bounded in time and size."""
+        if not self._is_open:
+            # They came with the end of the handshake, before the task that awaits it goes on.
+            self._early.append(data)
+            return
         is_in_head = self._waits_for_head()
         if is_in_head:
             self._head_bytes += len(data)
@@ -91,6 +96,9 @@ class HttpConnection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # cho
         self._is_open = True
         super().connection_made(transport)
         self._start_timer()
+        early, self._early = self._early, []
+        for data in early:
+            self.data_received(data)
 
     async def _start_tls(self, transport: Any, context: ssl.SSLContext) -> None:  # noqa: ANN401
         loop = asyncio.get_running_loop()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -20,15 +21,30 @@ THREAD_BYTES: Final = 256 << 10
 B = TypeVar("B", bound=BaseModel)
 
 
-async def read_body(request: Request, kind: type[B], max_bytes: int) -> B:
+@dataclass(frozen=True, slots=True)
+class BodyLimits:
+    """How large a body may be, and how long it may take to come."""
+
+    max_bytes: int
+    timeout_s: float
+
+
+async def read_body(request: Request, kind: type[B], limits: BodyLimits) -> B:
     """Return the body of a request.
 
     Raises:
-        RequestTooLargeError: It has more than `max_bytes`; the rest is not read.
-        InvalidRequestError: It is not what `kind` says.
+        RequestTooLargeError: It has more than `limits.max_bytes`; the rest is not read.
+        InvalidRequestError: It is not what `kind` says, or came too slowly.
         RequestCancelledError: The client left in the middle of it.
     """
-    data = await _read_bytes(request, max_bytes)
+    try:
+        async with asyncio.timeout(limits.timeout_s):
+            data = await _read_bytes(request, limits.max_bytes)
+    except TimeoutError as exc:
+        raise InvalidRequestError(
+            f"the body did not come within {limits.timeout_s:g} s "
+            "(api.connections.receive_timeout_s); send it faster"
+        ) from exc
     try:
         if len(data) > THREAD_BYTES:
             return await asyncio.to_thread(kind.model_validate_json, data)

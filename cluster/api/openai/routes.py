@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from cluster.api.answers import Chunk, Finished
 from cluster.api.inference import Inference
-from cluster.api.openai.bodies import read_body, read_call
+from cluster.api.openai.bodies import BodyLimits, read_body, read_call
 from cluster.api.openai.chat_fields import ChatRequest
 from cluster.api.openai.chat_route import ChatCompletion
 from cluster.api.openai.completion_fields import CompletionRequest
@@ -45,14 +45,14 @@ class Completion(Protocol):
 
 
 def make_routes(
-    inference: Inference, unforeseen: UnforeseenErrors, *, max_body_bytes: int
+    inference: Inference, unforeseen: UnforeseenErrors, limits: BodyLimits
 ) -> APIRouter:
     """Return the routes.
 
     Args:
         inference: Answers.
         unforeseen: Told of failures that are none of our exceptions.
-        max_body_bytes: Larger bodies are refused.
+        limits: Of bodies.
     """
     router = APIRouter(prefix="/v1")
     model = {
@@ -87,7 +87,7 @@ def make_routes(
         openapi_extra=body_of(ChatRequest),
     )
     async def chat(request: Request) -> Response:
-        wanted = await read_body(request, ChatRequest, max_body_bytes)
+        wanted = await read_body(request, ChatRequest, limits)
         completion = ChatCompletion(inference, wanted, read_call(request))
         return await _answer(request, completion, unforeseen, is_stream=bool(wanted.stream))
 
@@ -98,7 +98,7 @@ def make_routes(
         openapi_extra=body_of(CompletionRequest),
     )
     async def complete(request: Request) -> Response:
-        wanted = await read_body(request, CompletionRequest, max_body_bytes)
+        wanted = await read_body(request, CompletionRequest, limits)
         completion = TextCompletion(inference, wanted, read_call(request))
         return await _answer(request, completion, unforeseen, is_stream=bool(wanted.stream))
 
