@@ -94,12 +94,12 @@ class ClientRequests:
             del self._running[name]
             await running.close()
 
-    def abort(self, names: Iterable[str]) -> None:
-        """Abort those of the requests that run; other names are ignored."""
-        for name in names:
-            running = self._running.get(name)
-            if running is not None:
-                running.abort()
+    def abort(self, names: Iterable[str]) -> int:
+        """Abort those of the requests that run and return their number; others are ignored."""
+        found = {name: self._running[name] for name in names if name in self._running}
+        for running in found.values():
+            running.abort()
+        return len(found)
 
     def _check(self, name: str) -> None:
         if not name:

@@ -7,6 +7,7 @@ process that has both. The protocol carries token ids and never text.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -42,6 +43,7 @@ CONSTRAINT_START: Final = "first_token"
 BUNDLE_CHUNK_BYTES: Final = 64 << 10
 _NO_PROFILER: Final = "there is no profiler to control; traces and metrics are always on"
 
+_log = logging.getLogger(__name__)
 _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"  # generic for type checkers only
 
 
@@ -83,7 +85,8 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
     ) -> vllm_engine_pb2.AbortResponse:
         """Abort requests; those that do not run are ignored."""
         del context
-        self._requests.abort(request.request_ids)
+        aborted = self._requests.abort(request.request_ids)
+        _log.info("clients aborted %d requests of %d named", aborted, len(request.request_ids))
         return vllm_engine_pb2.AbortResponse()
 
     async def Embed(  # noqa: N802 - named by the proto

@@ -41,14 +41,21 @@ class Pool:
 
 @contextmanager
 def pool_in_process(
-    checkpoint, *, num_attention=1, num_experts=2, num_blocks=32, context_tokens=512, num_slots=4
+    checkpoint,
+    *,
+    num_attention=1,
+    num_experts=2,
+    num_blocks=32,
+    context_tokens=512,
+    num_slots=4,
+    numerics=Numerics.FAST,
 ):
     dims = Checkpoint.open(checkpoint, mla_norm_eps=1e-6).dims
     compute = ComputeSettings(
         checkpoint=checkpoint,
         mla_norm_eps=1e-6,
         dtype=FloatType.FLOAT32,
-        numerics=Numerics.FAST,
+        numerics=numerics,
         device="cpu",
         num_threads=1,
     )
@@ -88,7 +95,7 @@ def pool_in_process(
                     block_tokens=16,
                     num_state_slots=num_slots,
                     max_step_tokens=64,
-                    max_queued_requests=16,
+                    max_queued_requests=64,
                     host=None,
                     sockets=sockets,
                 )

@@ -17,11 +17,11 @@ CONTEXT_TOKENS = 2048
 
 
 @contextmanager
-def text_pool(folder, *, num_slots=8):
+def text_pool(folder, *, num_slots=8, **changes):
     """Workers on a checkpoint that is written to `folder`."""
     write_text_checkpoint(folder, context_tokens=CONTEXT_TOKENS)
     running = pool_in_process(
-        folder, num_blocks=1024, context_tokens=CONTEXT_TOKENS, num_slots=num_slots
+        folder, num_blocks=1024, context_tokens=CONTEXT_TOKENS, num_slots=num_slots, **changes
     )
     with running as pool:
         yield pool

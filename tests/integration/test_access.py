@@ -5,7 +5,6 @@ import functools
 import logging
 import ssl
 import tempfile
-import time
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -26,6 +25,7 @@ from cluster.valkey import EmbeddedValkey
 from configs.errors import ConfigError, TransportError
 from tests.fakes.certificates import DAY, NOW, Authority
 from tests.fakes.gateway_house import answer_of, ask, error_of
+from tests.fakes.waiting import until
 
 pytestmark = pytest.mark.asyncio
 
@@ -245,12 +245,6 @@ async def https(gateway, authority, pair=None):
         yield client
 
 
-def wait_until(condition):
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-
-
 async def test_tls_encrypts_both_doors(encrypted, authority):
     gateway = await encrypted()
     await is_ready(gateway, access_of(authority))
@@ -295,7 +289,7 @@ async def test_a_bad_client_certificate_is_refused_at_both_doors(
             door="http",
             reason="handshake",
         )
-        await asyncio.to_thread(wait_until, refused)
+        await until(refused)
     names = {"none": "127.0.0.1", "expired": "CN=late", "foreign": "CN=spy"}
     assert names[case] in caplog.text
     if case == "expired":

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 
 import openai
 import pytest
@@ -10,6 +9,7 @@ import pytest_asyncio
 
 from tests.fakes.gateway_house import wait_idle
 from tests.fakes.text_house import CLOSE, openai_client, text_gateway, text_pool
+from tests.fakes.waiting import until
 
 pytestmark = pytest.mark.asyncio
 
@@ -49,12 +49,6 @@ async def gateway(house, pool, folder):
 @pytest_asyncio.fixture
 async def client(house, gateway):
     return await openai_client(house, gateway)
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
 
 
 def chat(client, **fields):
@@ -234,7 +228,7 @@ async def test_a_client_that_does_not_wait_for_the_whole_answer_frees_the_worker
 ):
     asking = asyncio.create_task(chat(client, max_tokens=1500, extra_body={"ignore_eos": True}))
     running = pool.attention[0].stats
-    await asyncio.to_thread(wait_until, lambda: running().running_requests > 0)
+    await until(lambda: running().running_requests > 0)
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
     await wait_idle(gateway)
