@@ -16,16 +16,18 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
 from actors.worker_settings import NODE_HOST
+from cluster.api.access.tls import TlsFiles
 from cluster.api.client import LatentmeshClient
 from cluster.api.gateway_settings import BoundAddresses
 from cluster.api.listening import bind_tcp
 from cluster.data_folder import DataFolder
-from cluster.launch_plan import LOOPBACK, plan_gateway, plan_launch
+from cluster.launch_plan import LOOPBACK, plan_gateway, plan_launch, tls_settings
 from cluster.ray_gateway import (
     GatewayApplication,
     RayGateway,
@@ -141,6 +143,10 @@ class Launch:
     def _start(self) -> list[WorkerHandle]:
         version = importlib.metadata.version("latentmesh")
         self._check_ports()
+        tls = tls_settings(self._serving.api.tls)
+        if tls is not None:
+            # The gateway reads them again, on its node; here a mistake costs no start.
+            TlsFiles.read(tls, datetime.now(UTC))
         run_folder = RunFolder.create(self._data_folder)
         self._unwinding.add("removing the run folder", run_folder.remove)
         use_temporary_folder(run_folder.temporary)

@@ -181,7 +181,7 @@ def plan_gateway(
                 requests_per_minute=api.auth.requests_per_minute,
                 max_concurrent_requests=api.auth.max_concurrent_requests,
             ),
-            tls=_tls_settings(api.tls),
+            tls=tls_settings(api.tls),
             connections=ConnectionSettings(**api.connections.model_dump()),
         ),
         model=ModelView(
@@ -203,7 +203,8 @@ def plan_gateway(
     )
 
 
-def _tls_settings(tls: TlsConfig) -> TlsSettings | None:
+def tls_settings(tls: TlsConfig) -> TlsSettings | None:
+    """Return the files of TLS; None where it is off."""
     if tls.certificate is None or tls.private_key is None:
         return None
     return TlsSettings(

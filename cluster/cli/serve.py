@@ -106,7 +106,13 @@ def _run(
     for note in order.resolved.notes:
         _logger.info("resolved %s", note)
     drain_timeout_s = order.resolved.serving.api.drain_timeout_s
-    reporter = _TerminalReporter(terminal, stop, drain_timeout_s=drain_timeout_s)
+    reporter = _TerminalReporter(
+        terminal,
+        stop,
+        drain_timeout_s=drain_timeout_s,
+        is_encrypted=order.resolved.serving.api.tls.certificate is not None,
+        needs_key=order.resolved.access.needs_key,
+    )
     launch = Launch(order, data_folder=data_folder, stop=stop, reporter=reporter)
     results: list[bool] = []
     errors: list[BaseException] = []
@@ -130,9 +136,19 @@ def _run(
 class _TerminalReporter:
     """Shows a launch on the terminal: a moving line while something goes on, then facts."""
 
-    def __init__(self, terminal: Terminal, stop: StopRequest, *, drain_timeout_s: float) -> None:
+    def __init__(
+        self,
+        terminal: Terminal,
+        stop: StopRequest,
+        *,
+        drain_timeout_s: float,
+        is_encrypted: bool,
+        needs_key: bool,
+    ) -> None:
         self._terminal = terminal
         self._stop = stop
+        self._is_encrypted = is_encrypted
+        self._needs_key = needs_key
         self._drain_timeout_s = drain_timeout_s
         self._status: Status | None = None
 
@@ -152,17 +168,28 @@ class _TerminalReporter:
         out = self._terminal.out
         out.print(f"[bold]{record.model}[/bold] is served by cluster {record.cluster_id}")
         out.print(f"  gRPC           {record.grpc}")
-        out.print(f"  HTTP           http://{record.http}")
+        scheme = "https" if self._is_encrypted else "http"
+        out.print(f"  HTTP           {scheme}://{record.http}")
         if record.dashboard is not None:
             out.print(f"  Ray dashboard  {record.dashboard}")
         out.print(f"  data folder    {record.data_dir}")
+        self._show_workers(record)
+        out.print("Ctrl-C finishes running requests and stops; twice stops at once.")
+
+    def _show_workers(self, record: ReadyRecord) -> None:
+        if self._is_encrypted or self._needs_key:
+            # The launch has no key and no certificate of a client.
+            shown = "LATENTMESH_API_KEY, LATENTMESH_CA: docs/deployers/security.md"
+            self._terminal.out.print(
+                f"  workers        latentmesh status --server {record.grpc} ({shown})"
+            )
+            return
         try:
             with connect(record.grpc) as client:
-                out.print(make_worker_table(client.topology()))
+                self._terminal.out.print(make_worker_table(client.topology()))
         except ServingError as exc:
             # Requests are served; only the table is missing.
             self._terminal.errors.print(f"no worker table: {exc}", markup=False)
-        out.print("Ctrl-C finishes running requests and stops; twice stops at once.")
 
     def worker_gone(self, worker: WorkerId, reason: str) -> None:
         """Say which worker is gone; the log has Ray's whole explanation."""

@@ -49,9 +49,14 @@ def body_of(kind: type[BaseModel]) -> dict[str, Any]:
 
 def streamed(kind: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
     """Return the responses of a route that answers at once or in a stream."""
-    stream = {"schema": {"type": "string"}, "description": "Events `data: {...}`, then [DONE]."}
+    event = {
+        "type": "object",
+        "description": "One event; `data` is a JSON object, and `[DONE]` at the end.",
+        "properties": {"data": {"type": "string"}},
+        "required": ["data"],
+    }
     return {
-        200: {"model": kind, "content": {"text/event-stream": stream}},
+        200: {"model": kind, "content": {"text/event-stream": {"schema": event}}},
         **ERRORS,
     }
 
