@@ -142,11 +142,7 @@ class Launch:
 
     def _start(self) -> list[WorkerHandle]:
         version = importlib.metadata.version("latentmesh")
-        self._check_ports()
-        tls = tls_settings(self._serving.api.tls)
-        if tls is not None:
-            # The gateway reads them again, on its node; here a mistake costs no start.
-            TlsFiles.read(tls, datetime.now(UTC))
+        self._check_api()
         run_folder = RunFolder.create(self._data_folder)
         self._unwinding.add("removing the run folder", run_folder.remove)
         use_temporary_folder(run_folder.temporary)
@@ -208,9 +204,13 @@ class Launch:
         self._reporter.step(text)
         _logger.info("%s", text)
 
-    def _check_ports(self) -> None:
-        """Find a taken port now rather than after the weights are loaded."""
+    def _check_api(self) -> None:
+        """Find a taken port or a bad file now rather than after the weights are loaded."""
         api = self._serving.api
+        tls = tls_settings(api.tls)
+        if tls is not None:
+            # The gateway reads them again, on its node.
+            TlsFiles.read(tls, datetime.now(UTC))
         for setting, port in (("api.grpc_port", api.grpc_port), ("api.http_port", api.http_port)):
             if port != 0:
                 bind_tcp(api.host, port, setting=setting).close()
