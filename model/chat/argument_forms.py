@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from model.chat.value_types import type_name
+
 TEXT_RULE = "TEXT"
 """Terminal of the surrounding grammar that matches any text without special tokens."""
 
@@ -159,7 +161,7 @@ class _Forms:
         allowed = _types(schema, keywords) if "type" in keywords else JSON_TYPES
         by_type: dict[str, list[Any]] = {}
         for value in values:
-            name = _type_of(value)
+            name = type_name(value)
             if name in allowed or (name == "number" and "integer" in allowed):
                 by_type.setdefault(name, []).append(value)
         texts = by_type.pop("string", None)
@@ -209,22 +211,6 @@ def _types(schema: Mapping[str, Any], keywords: Iterable[str]) -> list[str]:
         raise NoPlainFormError("a type that JSON does not have")
     unique = list(dict.fromkeys(names))
     return [name for name in unique if name != "integer" or "number" not in unique]
-
-
-def _type_of(value: object) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "boolean"
-        case int() | float():
-            return "number"
-        case str():
-            return "string"
-        case Mapping():
-            return "object"
-        case _:
-            return "array"
 
 
 def _string(schema: Mapping[str, Any], keywords: Iterable[str]) -> str:

@@ -9,6 +9,7 @@ from model.chat import notes
 from model.chat.conversation_check import check_conversation
 from model.chat.segments import END_SEGMENT, Segment, closing, opening, text_segments
 from model.chat.tool_results import PlacedMessage, place_messages
+from model.chat.value_types import type_name
 from model.chat.values import Conversation, Message, Role, ToolCall, ToolChoice
 
 
@@ -100,8 +101,8 @@ def _call(call: ToolCall, index: int, *, where: str) -> list[Segment]:
         segments += opening("json", [("type", "object")])
         segments += [*text_segments(call.arguments), *closing("json")]
         return [*segments, *closing("call")]
-    for key, type_name, value in arguments:
-        segments += opening("argument", [("key", key), ("type", type_name)])
+    for key, kind, value in arguments:
+        segments += opening("argument", [("key", key), ("type", kind)])
         segments += [*text_segments(value), *closing("argument")]
     return [*segments, *closing("call")]
 
@@ -113,29 +114,12 @@ def _typed_arguments(text: str, *, where: str) -> list[tuple[str, str, str]] | N
     try:
         parsed = json.loads(text)
         if isinstance(parsed, dict):
-            return [(key, _type_name(value), _value_text(value)) for key, value in parsed.items()]
+            return [(key, type_name(value), _value_text(value)) for key, value in parsed.items()]
     except (ValueError, RecursionError):
         return None
     raise InvalidRequestError(
-        f"{where}: arguments are a JSON {_type_name(parsed)}; a call needs an object"
+        f"{where}: arguments are a JSON {type_name(parsed)}; a call needs an object"
     )
-
-
-def _type_name(value: object) -> str:
-    """What the format calls a JSON value's type."""
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "boolean"
-        case int() | float():
-            return "number"
-        case str():
-            return "string"
-        case dict():
-            return "object"
-        case _:
-            return "array"
 
 
 def _value_text(value: object) -> str:
