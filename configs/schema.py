@@ -148,11 +148,11 @@ class ApiConfig(_Section):
     grpc_port: int = Field(default=0, ge=0, le=65535)
     """gRPC port; 0 takes any free one, which is reported."""
     http_port: int = Field(default=0, ge=0, le=65535)
-    """HTTP port for health and metrics; 0 takes any free one, which is reported."""
+    """HTTP port for OpenAI's API, health and metrics; 0 takes any free one, which is reported."""
     model_name: str = Field(default="k3", min_length=1, max_length=128)
     """Name that clients may put into `model`."""
     max_message_bytes: int = Field(default=64 << 20, ge=1 << 16, le=1 << 30)
-    """Largest gRPC message accepted."""
+    """Largest gRPC message and largest HTTP body accepted."""
     max_running_requests: int = Field(default=256, ge=1, le=100_000)
     """Requests in one gateway before new ones are refused with RESOURCE_EXHAUSTED."""
     drain_timeout_s: float = Field(default=10.0, ge=0, le=3600)
