@@ -17,6 +17,7 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from cluster.api.access.key_file import KeyFile
+from cluster.api.access.key_table import KeyTable
 from cluster.api.access.keys import make_key
 from cluster.api.client import ClientAccess, LatentmeshClient
 from cluster.api.gateway_settings import AccessSettings, ConnectionSettings, TlsSettings
@@ -361,6 +362,31 @@ async def test_a_client_that_pings_often_is_not_sent_away(house):
     await asyncio.sleep(1.5)
     await worker.send_end(submit)
     await answer_of(running)
+
+
+async def test_keys_in_a_state_server_that_is_gone_are_refused_until_it_is_back(house, caplog):
+    with tempfile.TemporaryDirectory(prefix="lmt-") as name:
+        folder = Path(name)
+        place = {"folder": folder, "socket": folder / "v.sock", "log_file": folder / "v.log"}
+        server = EmbeddedValkey.start(**place)
+        key, record = make_key("carol", now=datetime.now(UTC))
+        table = KeyTable.connect(server.url)
+        await table.put(record)
+        await table.close()
+        gateway = await house.gateway(
+            await house.worker(),
+            access=AccessSettings(needs_key=True, state_url=server.url, cache_s=0.0),
+        )
+        assert (await call_grpc(house, gateway, key))[0] == "OK"
+        await asyncio.to_thread(server.stop)
+        status, _, [delay] = await call_grpc(house, gateway, key)
+        response = await call_http(gateway, key)
+        assert (status, response.status_code) == ("UNAVAILABLE", 503)
+        assert delay > 0
+        assert key not in caplog.text + response.text
+        server = await asyncio.to_thread(lambda: EmbeddedValkey.start(**place))
+        assert (await call_grpc(house, gateway, key))[0] == "OK"
+        await asyncio.to_thread(server.stop)
 
 
 async def test_an_unreadable_key_file_fails_closed(house, guarded, keys):

@@ -16,6 +16,7 @@ from cluster.api.gateway_settings import AttentionEndpoint
 from model.tokenizer_files import write_tokenizer_files
 from tests.fakes.gateway_house import wait_idle
 from tests.fakes.text_house import text_gateway
+from tests.fakes.waiting import until
 
 pytestmark = pytest.mark.asyncio
 
@@ -105,8 +106,10 @@ async def test_what_stopped_an_answer_is_told(adapter):
 
 
 async def test_zero_means_unset_and_an_unset_temperature_is_one(adapter):
-    await messages_of(adapter.generate())
-    sampling = (await adapter.worker.submitted.get()).sampling
+    await messages_of(adapter.generate(top_p=0, top_k=0, repetition_penalty=0, n=0))
+    submit = await adapter.worker.submitted.get()
+    assert submit.num_choices == 1
+    sampling = submit.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (1.0, 1.0, 0)
     assert sampling.repetition_penalty == 1.0
 
@@ -141,7 +144,28 @@ async def test_an_abort_before_the_first_token_ends_the_request(start):
     await adapter.stub.Abort(vllm.AbortRequest(request_ids=["mine"]), timeout=10)
     [last] = await messages_of(call)
     assert last.complete.finish_reason == "abort"
+    await adapter.worker.cancelled.get()
     await wait_idle(adapter.gateway)
+
+
+async def test_an_abort_reaches_a_request_whose_client_does_not_read(start):
+    adapter = await start(burst=64, max_request_tokens=4000)
+    call = adapter.generate("slow", max_tokens=1900, ignore_eos=True, logprobs=20)
+    await anext(aiter(call))
+    await until(lambda: adapter.worker.is_starved)
+    await adapter.stub.Abort(vllm.AbortRequest(request_ids=["slow"]), timeout=10)
+    await adapter.worker.cancelled.get()
+    *_, last = await messages_of(call)
+    assert last.complete.finish_reason == "abort"
+    await wait_idle(adapter.gateway)
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"), [(2, [2, 3]), (3, [1, 2, 3]), (9, [1, 2, 3]), (-1, [1, 2, 3])]
+)
+async def test_a_prompt_is_cut_at_its_begin(adapter, limit, expected):
+    await messages_of(adapter.generate(truncate_prompt_tokens=limit))
+    assert (await adapter.worker.submitted.get()).token_ids == expected
 
 
 async def test_a_client_that_leaves_stops_the_worker(start):

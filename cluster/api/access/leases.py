@@ -150,7 +150,7 @@ class Leases:
     async def _remove(self, caller: str, lease: str, after: asyncio.Future[bool] | None) -> None:
         if after is not None:
             await asyncio.wait([after])
-            if after.exception() is not None:
+            if not after.cancelled() and after.exception() is not None:
                 return
         try:
             with redis_errors(self._server, "give back a lease"):
