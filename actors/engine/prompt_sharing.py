@@ -30,8 +30,8 @@ class GroupNeed:
 
 
 def split_choices(submit: Submit) -> list[Submit]:
-    """Return one submission per choice, in order."""
-    if submit.num_choices == 1:
+    """Return one submission per choice, in order; one also where too few are asked for."""
+    if submit.num_choices <= 1:
         return [submit]
     return [
         msgspec.structs.replace(
@@ -54,7 +54,12 @@ def group_need(num_prompt: int, num_blocks: int, num_members: int, block_tokens:
 
 
 def can_share(submit: Submit, limits: EngineLimits) -> bool:
-    """Whether all choices of a submission can be in memory at once."""
+    """Whether all choices of a submission can be in memory at once, and go on at once.
+
+    Without credit at the start each waits for its own, and none may wait for that of another.
+    """
+    if submit.credit_tokens <= 0:
+        return False
     num_blocks = blocks_needed(len(submit.token_ids) + submit.max_tokens, limits.block_tokens)
     need = group_need(len(submit.token_ids), num_blocks, submit.num_choices, limits.block_tokens)
     return need.num_slots <= limits.num_state_slots and need.num_blocks <= limits.num_blocks

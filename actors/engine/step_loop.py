@@ -306,6 +306,9 @@ class Engine:
                 # What they wait for is in an unknown state.
                 for member in (*request.followers, request):
                     self._table.end(member, EndReason.FAILED, now, error=error)
+        # Those that were forked before the lane failed: no row is left to sample them from.
+        for request in [one for one in self._table.running.values() if one.needs_token]:
+            self._table.end(request, EndReason.FAILED, now, error=error)
 
 
 class _Totals:

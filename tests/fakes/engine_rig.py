@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from actors.engine.admission import EngineLimits
+from actors.engine.choosing import Grammars
 from actors.engine.outcome import StepOutcome
 from actors.engine.request import RequestKey
 from actors.engine.step_loop import Engine
@@ -40,6 +41,8 @@ def submit(
     credit: int = 4096,
     generated: Sequence[int] = (),
     sampling: Sampling | None = None,
+    choices: int = 1,
+    grammar: str = "",
 ) -> Submit:
     return Submit(
         request_id=RequestId(name),
@@ -51,6 +54,8 @@ def submit(
         timeout_s=timeout_s,
         credit_tokens=credit,
         generated_ids=list(generated),
+        num_choices=choices,
+        grammar=grammar,
     )
 
 
@@ -81,6 +86,7 @@ class EngineRig:
     limits: EngineLimits = field(default_factory=limits)
     router: FakeRouter = field(default_factory=FakeRouter)
     now: float = 0.0
+    grammars: Grammars | None = None
     decoder: FakeDecoder = field(init=False)
     engine: Engine = field(init=False)
     tokens: dict[RequestKey, list[int]] = field(default_factory=dict)
@@ -100,6 +106,7 @@ class EngineRig:
             limits=self.limits,
             clock=lambda: self.now,
             wait_timeout_s=1.0,
+            grammars=self.grammars,
         )
 
     def submit(self, message: Submit) -> None:

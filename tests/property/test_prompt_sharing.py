@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -42,7 +41,7 @@ def groups(*, is_calm: bool):
             prompt=st.integers(1, 70),
             max_tokens=st.integers(1, 12),
             choices=st.integers(1, 5),
-            credit=st.just(100) if is_calm else st.sampled_from([1, 3, 100]),
+            credit=st.just(100) if is_calm else st.sampled_from([0, 1, 3, 100]),
             timeout=never if is_calm else st.one_of(never, st.integers(0, 40)),
             cancels=st.just(())
             if is_calm
@@ -61,14 +60,14 @@ def prompt_of(index: int, length: int) -> list[int]:
 
 
 def message_of(index: int, group: Group):
-    message = submit(
+    return submit(
         f"g{index}",
         prompt_of(index, group.prompt),
         group.max_tokens,
         timeout_s=None if group.timeout is None else group.timeout + 0.5,
         credit=group.credit,
+        choices=group.choices,
     )
-    return msgspec.structs.replace(message, num_choices=group.choices)
 
 
 def choice_key(index: int, choice: int):

@@ -141,6 +141,37 @@ def test_a_duplicate_of_a_live_request_is_ignored(rig: Rig) -> None:
     assert sink.tokens(key("a")) == expected_tokens([1], 4, VOCAB)
 
 
+def test_each_choice_of_a_submission_is_credited_cancelled_and_ended_on_its_own(rig: Rig) -> None:
+    sink = RecordingSink()
+    rig.worker.connect(G1, sink)
+    rig.worker.handle(G1, submit("a", [1], 4, credit=1, choices=3))
+    for name in ("a", "a.1", "a.2"):
+        sink.wait_for_tokens(key(name), 1)
+    rig.worker.handle(G1, Cancel(key("a").request_id, 0))
+    rig.worker.handle(G1, Credit(key("a.1").request_id, 0, 50))
+    assert sink.wait_for_end(key("a")).reason is EndReason.CANCELLED
+    assert sink.wait_for_end(key("a.1")).reason is EndReason.FINISHED
+    assert sink.tokens(key("a.1")) == expected_tokens([1], 4, VOCAB)
+    assert rig.engine_rig.engine.is_live(key("a.2"))
+
+
+@pytest.mark.parametrize(
+    ("live", "late"),
+    [("a.1", submit("a", [9], 4, choices=2)), ("a", submit("a", [9], 4, choices=2))],
+    ids=["a follower's name", "its own name"],
+)
+def test_a_submission_with_one_live_name_is_ignored_as_a_whole(rig: Rig, live, late) -> None:
+    sink = RecordingSink()
+    rig.worker.connect(G1, sink)
+    rig.worker.handle(G1, submit(live, [1], 4, credit=1))
+    rig.worker.handle(G1, late)
+    rig.worker.handle(G1, Credit(key(live).request_id, 0, 50))
+    assert sink.wait_for_end(key(live)).reason is EndReason.FINISHED
+    assert sink.tokens(key(live)) == expected_tokens([1], 4, VOCAB)
+    rig.settle()
+    assert rig.engine_rig.engine.stats().ended_requests_total == 1
+
+
 def test_a_message_of_an_unknown_gateway_is_dropped(rig: Rig) -> None:
     rig.worker.handle(G1, submit("a"))
     rig.settle()

@@ -31,6 +31,28 @@ def test_freed_blocks_can_be_handed_out_again() -> None:
     assert set(pool.allocate(2)) == set(blocks)
 
 
+def test_a_shared_block_is_free_when_its_last_user_lets_go() -> None:
+    pool = BlockPool(3)
+    blocks = pool.allocate(2)
+    pool.share(blocks[:1])
+    assert (pool.num_used, pool.num_free) == (2, 1)
+    pool.free(blocks)
+    assert (pool.num_used, pool.num_free) == (1, 2)
+    pool.check()
+    pool.free(blocks[:1])
+    assert (pool.num_used, pool.num_free) == (0, 3)
+    pool.check()
+
+
+def test_a_free_block_cannot_be_shared() -> None:
+    pool = BlockPool(2)
+    [block] = pool.allocate(1)
+    with pytest.raises(InvariantError, match="shared but not in use"):
+        pool.share([block, 1 - block])
+    pool.free([block])
+    assert pool.num_used == 0
+
+
 def test_no_blocks_are_a_valid_allocation() -> None:
     pool = BlockPool(1)
     assert pool.allocate(0) == ()

@@ -165,6 +165,18 @@ def test_admission_stops_at_the_free_slots() -> None:
     assert plan.admitted == (key("a"), key("b"))
 
 
+def test_a_group_is_admitted_as_a_whole_and_not_overtaken() -> None:
+    group = replace(view("group"), num_slots=3)
+    queue = (view("first"), group, view("last"))
+    assert [key.request_id for key in schedule(state(queued=queue, num_free_slots=3)).admitted] == [
+        "first"
+    ]
+    assert [key.request_id for key in schedule(state(queued=queue, num_free_slots=4)).admitted] == [
+        "first",
+        "group",
+    ]
+
+
 def test_an_admitted_request_prefills_in_the_same_step() -> None:
     plan = schedule(state(queued=(view("a"),)))
     assert names(plan.prefill) == ["a"]

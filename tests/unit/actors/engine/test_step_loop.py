@@ -213,6 +213,7 @@ REFUSALS = {
     "timeout": (submit(timeout_s=float("inf")), "REQUEST_INVALID", "timeout_s is inf"),
     "credit": (submit(credit=-1), "REQUEST_INVALID", "credit_tokens is -1"),
     "attempt": (submit(attempt=-1), "REQUEST_INVALID", "attempt is -1"),
+    "no choices": (submit(choices=0), "REQUEST_INVALID", "num_choices is 0"),
 }
 
 
