@@ -1,8 +1,9 @@
 """The attention worker: one engine thread, and the gateways it talks to.
 
-The engine thread owns the engine and the router. Other threads put messages into the inbox and are
-never blocked; what a step gives is handed to the sink of each gateway, which must not block either.
-A gateway that vanishes takes its requests with it.
+The engine thread owns the engine and the router. Other threads put messages into the inbox (those
+of requests with a grammar by way of a `GrammarLine`) and are never blocked; what a step gives is
+handed to the sink of each gateway, which must not block either. A gateway that vanishes takes its
+requests with it.
 
 Without work the thread sleeps until a message, a wake or the next deadline of a request.
 """
@@ -21,6 +22,7 @@ from actors.engine.outcome import EngineStats, StepOutcome
 from actors.engine.prompt_sharing import split_choices
 from actors.engine.request import RequestKey
 from actors.engine.step_loop import Engine
+from actors.grammar_line import GrammarLine, Made
 from actors.request_channel import Cancel, Credit, StepReport, Submit, ToWorker, Welcome
 from configs.errors import InvalidRequestError, NoWorkerError, ServingError, WorkerError
 from configs.ids import GatewayId, WorkerId
@@ -60,6 +62,7 @@ class AttentionWorker:
         self._is_draining = False
         self._sinks: dict[GatewayId, Sink] = {}
         self._owners: dict[RequestKey, GatewayId] = {}
+        self._grammars = GrammarLine(f"grammars-{worker}", engine.make_matchers)
         self._stats = engine.stats()
 
     @property
@@ -88,7 +91,15 @@ class AttentionWorker:
 
     def handle(self, gateway: GatewayId, message: ToWorker) -> None:
         """Take a message of a connected gateway."""
-        self._post(lambda: self._handle(gateway, message))
+        arrived_at = self._clock()
+
+        def deliver(made: Made | None) -> None:
+            self._post(lambda: self._handle(gateway, message, arrived_at, made))
+
+        if self._grammars.concerns(message):
+            self._grammars.add(message, deliver)
+        else:
+            deliver(None)
 
     def call(self, action: Callable[[], T]) -> Future[T]:
         """Run `action` on the engine thread between two steps, e.g. to change the placement."""
@@ -141,6 +152,7 @@ class AttentionWorker:
         self._finish()
 
     def _finish(self) -> None:
+        self._grammars.close()
         with self._condition:
             actions = list(self._inbox)
             self._inbox.clear()
@@ -196,12 +208,14 @@ class AttentionWorker:
             del self._owners[key]
             self._engine.discard(key, self._clock())
 
-    def _handle(self, gateway: GatewayId, message: ToWorker) -> None:
+    def _handle(
+        self, gateway: GatewayId, message: ToWorker, arrived_at: float, made: Made | None
+    ) -> None:
         if gateway not in self._sinks:
             return  # It vanished while the message was in the inbox.
         match message:
             case Submit():
-                self._submit(gateway, message)
+                self._submit(gateway, message, arrived_at, made)
             case Cancel():
                 key = RequestKey(message.request_id, message.attempt)
                 if self._owners.get(key) == gateway:
@@ -211,7 +225,9 @@ class AttentionWorker:
                 if self._owners.get(key) == gateway:
                     self._engine.credit(key, message.num_tokens)
 
-    def _submit(self, gateway: GatewayId, submit: Submit) -> None:
+    def _submit(
+        self, gateway: GatewayId, submit: Submit, arrived_at: float, made: Made | None
+    ) -> None:
         keys = [RequestKey(one.request_id, one.attempt) for one in split_choices(submit)]
         for key in keys:
             if key in self._owners:
@@ -223,8 +239,13 @@ class AttentionWorker:
             error = NoWorkerError(f"attention worker {self.worker} drains; use another one")
             self._engine.refuse(submit, error, self._clock())
             return
+        failure = None if made is None else _failure_of(made)
+        if failure is not None:
+            self._engine.refuse(submit, failure, self._clock())
+            return
         try:
-            self._engine.submit(submit, self._clock())
+            matchers = None if made is None else made.result()
+            self._engine.submit(submit, arrived_at, matchers=matchers)
         except InvalidRequestError as exc:
             for key in keys:
                 del self._owners[key]
@@ -278,6 +299,17 @@ class AttentionWorker:
                 report.ended.append(ended)
                 del self._owners[key]
         return reports
+
+
+def _failure_of(made: Made) -> ServingError | None:
+    """Why no matchers were made, or None."""
+    if made.cancelled():
+        return WorkerError("the attention worker stops; send the request to another one")
+    exc = made.exception()
+    if exc is None or isinstance(exc, ServingError):
+        return exc
+    logger.error("a grammar failed", exc_info=exc)
+    return WorkerError(f"the grammar failed with {type(exc).__name__}: {exc}")
 
 
 def _describe(exc: BaseException) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from configs.errors import InvalidRequestError, TokenizerMissingError
+from configs.errors import TokenizerMissingError
 from model.checkpoint import Checkpoint
 from model.constraint_vocabulary import ConstraintVocabulary
 from model.tokenizer import Tokenizer
@@ -16,10 +16,9 @@ def load_grammars(checkpoint: Checkpoint) -> ConstraintVocabulary | None:
     """
     dims = checkpoint.dims
     try:
-        return ConstraintVocabulary(
-            Tokenizer.load(checkpoint.folder),
-            vocab_size=dims.vocab_size,
-            eos_token_ids=dims.eos_token_ids,
-        )
-    except (TokenizerMissingError, InvalidRequestError):
+        tokenizer = Tokenizer.load(checkpoint.folder)
+    except TokenizerMissingError:
         return None
+    return ConstraintVocabulary(
+        tokenizer, vocab_size=dims.vocab_size, eos_token_ids=dims.eos_token_ids
+    )

@@ -1,7 +1,7 @@
 """Constraints on an answer: from what a client writes to a grammar that a worker can apply.
 
 Grammars are llguidance's. Their text is bounded here; what they may cost to build and to follow is
-bounded by `PARSER_LIMITS`.
+bounded by `PARSER_LIMITS`, and by `check_cost` where that does not count.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, Final
 from llguidance import LLMatcher, grammar_from
 
 from configs.errors import InvalidRequestError
+from model.constraint_cost import check_cost
 
 MAX_CONSTRAINT_CHARS: Final = 64 << 10
 MAX_CHOICES: Final = 1000
@@ -60,6 +61,8 @@ def compile_constraint(constraint: Constraint) -> str:
             f"constraint {constraint.kind} has {len(constraint.text)} characters; allowed: "
             f"{MAX_CONSTRAINT_CHARS}"
         )
+    if constraint.kind in (ConstraintKind.JSON_SCHEMA, ConstraintKind.GRAMMAR):
+        check_cost(constraint.text)
     match constraint.kind:
         case ConstraintKind.JSON_OBJECT:
             return _json_grammar({"type": "object"})
@@ -111,11 +114,20 @@ def _read_schema(text: str) -> dict[str, Any]:
     if not isinstance(schema, dict):
         raise refusal_of("json_schema", f"it is {type(schema).__name__}; expected an object")
     _check_nesting(schema)
+    _check_encodable(schema)
     return schema
 
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON value")
+
+
+def _check_encodable(schema: dict[str, Any]) -> None:
+    try:
+        json.dumps(schema, ensure_ascii=False).encode()
+    except UnicodeEncodeError as exc:
+        # Python reads such an escape; it is no character, and the grammar engine refuses it.
+        raise refusal_of("json_schema", "it holds half a surrogate pair") from exc
 
 
 def _check_nesting(schema: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ A thin layer over llguidance. `-1` in a mask of int32 words allows 32 tokens, as
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Final
 
@@ -13,11 +14,13 @@ from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask_par
 from numpy.typing import NDArray
 
-from configs.errors import InvalidRequestError, InvariantError
+from configs.errors import InvariantError
 from model.constraint import refusal_of
 from model.tokenizer import Tokenizer
 
 PARSER_LIMITS: Final = LLParserLimits(
+    # Enough for an object with 450 properties, any of which may be left out. With five times as
+    # many, a hostile grammar takes 0.2 s for each token.
     max_items_in_row=2_000,
     initial_lexer_fuel=1_000_000,
     step_lexer_fuel=200_000,
@@ -30,6 +33,13 @@ PARSER_LIMITS: Final = LLParserLimits(
     verbose_errors=False,
 )
 """A grammar that needs more is refused, or ends its request with an error when it gets there."""
+
+_MISMATCH: Final = "satisfy the grammar"
+"""In llguidance's reason for a token that is not allowed; other reasons are limits."""
+_OUTER: Final = '%llguidance {"no_forcing": true}\nstart: @answer'
+"""Holds the request's grammar. Without `no_forcing` all text that leaves no choice is worked out
+and tokenised before each token: 3 s for 50,000 letters, for ever for `a{1000000000}`. No directive
+of the inner grammar switches it on again."""
 
 
 class ConstraintVocabulary:
@@ -46,17 +56,10 @@ class ConstraintVocabulary:
         Args:
             tokenizer: Names of its special tokens may stand in grammars, as `<|close|>`.
             vocab_size: Logits of a row; tokens beyond the tokenizer's are never allowed.
-            eos_token_ids: Allowed where a grammar is satisfied; at least one.
-
-        Raises:
-            InvalidRequestError: There is no end token, so that no constrained answer could end.
+            eos_token_ids: Allowed where a grammar is satisfied. Without any, an answer ends where
+                its grammar allows nothing more.
         """
         ends = [token for token in eos_token_ids if token < tokenizer.vocab_size]
-        if not ends:
-            raise InvalidRequestError(
-                "the model has no end token: a constrained answer could not end; leave the "
-                "constraint away"
-            )
         self.vocab_size = vocab_size
         self._eos_token_ids = frozenset(ends)
         self._num_known = tokenizer.vocab_size
@@ -64,7 +67,8 @@ class ConstraintVocabulary:
             encoder=tokenizer.ranks,
             special_tokens=dict(tokenizer.special_ids),
             pattern=tokenizer.pattern,
-            eos_token=ends,
+            # llguidance needs one: in place of none, the last special token, never allowed.
+            eos_token=ends or [tokenizer.vocab_size - 1],
             n_vocab=tokenizer.vocab_size,
             slices=None,
         )
@@ -104,14 +108,31 @@ class ConstraintVocabulary:
         bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")
         allowed = np.zeros((len(matchers), self.vocab_size), dtype=np.bool_)
         num_known = min(self._num_known, self.vocab_size)
+        if not self._eos_token_ids:
+            num_known = min(num_known, self._num_known - 1)
         allowed[:, :num_known] = bits[:, :num_known]
         return allowed
 
     def _make(self, grammar: str) -> LLMatcher:
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=PARSER_LIMITS)
+        whole = _without_forcing(grammar)
+        matcher = LLMatcher(self._tokenizer, whole, log_level=0, limits=PARSER_LIMITS)
         if matcher.is_error():
             raise refusal_of("the grammar", matcher.get_error())
         return matcher
+
+
+def _without_forcing(grammar: str) -> str:
+    """Return a grammar, Lark or llguidance's JSON, within `_OUTER`."""
+    inner: dict[str, object] = {"lark_grammar": grammar}
+    others: list[object] = []
+    if grammar.startswith("{"):
+        try:
+            first, *others = json.loads(grammar)["grammars"]
+            inner = dict(first)
+        except (ValueError, LookupError, TypeError, RecursionError) as exc:
+            raise refusal_of("the grammar", "it is not llguidance's") from exc
+    named = {**inner, "name": "answer"}
+    return json.dumps({"grammars": [{"lark_grammar": _OUTER}, named, *others]})
 
 
 class Matcher:
@@ -136,11 +157,14 @@ class Matcher:
         """Add a token of the answer.
 
         Raises:
+            InvalidRequestError: The grammar needs more than `PARSER_LIMITS` there.
             InvariantError: The grammar does not allow it.
         """
         if token_id in self._eos_token_ids and self.inner.is_accepting():
             return
-        if not self.inner.consume_token(token_id):
-            raise InvariantError(
-                f"token {token_id} does not match the answer's grammar: {self.inner.get_error()}"
-            )
+        if self.inner.consume_token(token_id):
+            return
+        reason = self.error
+        if _MISMATCH in reason or not reason:
+            raise InvariantError(f"token {token_id} does not match the answer's grammar: {reason}")
+        raise refusal_of("the grammar", reason)

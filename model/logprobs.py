@@ -26,10 +26,11 @@ def row_logprobs(logits_V: NDArray[np.float32], token_id: int, num_top: int) -> 
 
     In float64, of this row alone: the bits do not depend on what else is computed.
     """
-    values = logits_V.astype(np.float64)
-    values -= values.max()
+    logits = logits_V.astype(np.float64)
+    values = logits - logits.max()
     values -= np.log(np.exp(values).sum())
-    top_ids = most_likely(values, min(num_top, values.size)) if num_top else np.empty(0, np.int64)
+    # By the logits, as greedy sampling: those that differ by less than a rounding have one value.
+    top_ids = most_likely(logits, min(num_top, logits.size)) if num_top else np.empty(0, np.int64)
     return RowLogprobs(
         logprob=float(values[token_id]),
         top_ids=top_ids.tolist(),

@@ -15,6 +15,12 @@ from configs.errors import (
 )
 
 MAX_SEED = (1 << 64) - 1
+MAX_SHAPING = 1e6
+"""Of penalties and biases: far from what float32 holds, so that no sum of them is infinite."""
+MAX_TOP_LOGPROBS = 1000
+"""So that those of a step's prompt rows fit one message."""
+MAX_GRAMMAR_CHARS = 1 << 20
+"""Of all answers to a prompt together: each builds its own, 0.3 s for the dearest 64 Ki."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +95,8 @@ def _find_invalid_field(submit: Submit, limits: EngineLimits) -> InvalidRequestE
         if refusal is not None:
             return refusal
     refusal = _find_invalid_count(submit)
+    if refusal is None:
+        refusal = _find_invalid_extra(submit, limits)
     return _find_invalid_sampling(submit.sampling) if refusal is None else refusal
 
 
@@ -118,6 +126,28 @@ def _find_invalid_count(submit: Submit) -> InvalidRequestError | None:
     return None
 
 
+def _find_invalid_extra(submit: Submit, limits: EngineLimits) -> InvalidRequestError | None:
+    for name, num_top in (
+        ("logprobs", submit.logprobs),
+        ("prompt_logprobs", submit.prompt_logprobs),
+    ):
+        if num_top is not None and not 0 <= num_top <= MAX_TOP_LOGPROBS:
+            return InvalidRequestError(f"{name} is {num_top}; it must be 0 to {MAX_TOP_LOGPROBS}")
+    num_chars = len(submit.grammar) * submit.num_choices
+    if num_chars > MAX_GRAMMAR_CHARS:
+        return InvalidRequestError(
+            f"a constraint of {len(submit.grammar)} characters for {submit.num_choices} answers "
+            f"makes {num_chars}; allowed: {MAX_GRAMMAR_CHARS}; ask for fewer answers at once"
+        )
+    min_tokens = submit.sampling.min_tokens
+    if min_tokens > 0 and len(set(submit.stop_token_ids)) >= limits.vocab_size:
+        return InvalidRequestError(
+            f"stop_token_ids holds all {limits.vocab_size} tokens: with min_tokens {min_tokens} "
+            "none is left to begin with; use fewer stop tokens"
+        )
+    return None
+
+
 def _find_invalid_id(
     name: str, token_ids: Sequence[int], vocab_size: int
 ) -> InvalidRequestError | None:
@@ -142,13 +172,21 @@ def _find_invalid_sampling(sampling: Sampling) -> InvalidRequestError | None:
         return InvalidRequestError(f"top_k is {sampling.top_k}; it must be at least 0")
     if not 0 <= sampling.min_p <= 1:
         return InvalidRequestError(f"min_p is {sampling.min_p}; it must be 0 to 1")
-    if not (math.isfinite(sampling.repetition_penalty) and sampling.repetition_penalty > 0):
+    if not 1 / MAX_SHAPING <= sampling.repetition_penalty <= MAX_SHAPING:
         return InvalidRequestError(
-            f"repetition_penalty is {sampling.repetition_penalty}; it must be finite and above 0"
+            f"repetition_penalty is {sampling.repetition_penalty}; it must be "
+            f"{1 / MAX_SHAPING:g} to {MAX_SHAPING:g}"
         )
-    penalties = (sampling.presence_penalty, sampling.frequency_penalty)
-    if not all(map(math.isfinite, (*penalties, *sampling.logit_bias.values()))):
-        return InvalidRequestError(f"penalties {penalties} and logit_bias must be finite")
-    if not 0 <= sampling.seed <= MAX_SEED:
-        return InvalidRequestError(f"seed is {sampling.seed}; it must be 0 to {MAX_SEED}")
+    for name, value in (
+        ("presence_penalty", sampling.presence_penalty),
+        ("frequency_penalty", sampling.frequency_penalty),
+        *((f"logit_bias[{token}]", bias) for token, bias in sampling.logit_bias.items()),
+    ):
+        if not -MAX_SHAPING <= value <= MAX_SHAPING:
+            return InvalidRequestError(
+                f"{name} is {value}; it must be -{MAX_SHAPING:g} to {MAX_SHAPING:g}"
+            )
+    for name, number in (("seed", sampling.seed), ("choice", sampling.choice)):
+        if not 0 <= number <= MAX_SEED:
+            return InvalidRequestError(f"{name} is {number}; it must be 0 to {MAX_SEED}")
     return None

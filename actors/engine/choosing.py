@@ -32,12 +32,15 @@ class Grammars(Protocol):
 class TokenChoice:
     """The choosing side of one request."""
 
-    def __init__(self, submit: Submit, grammars: Grammars | None) -> None:
+    def __init__(self, submit: Submit, matcher: Matcher | None) -> None:
         """Prepare, the tokens of earlier attempts included.
 
+        Args:
+            submit: Of one answer.
+            matcher: Of its grammar, at the begin of an answer; see `make_matcher`.
+
         Raises:
-            InvalidRequestError: The grammar cannot be applied.
-            TokenizerMissingError: There is a grammar and no vocabulary to apply it to.
+            InvalidRequestError: The grammar is too complex for tokens of an earlier attempt.
             InvariantError: Tokens of an earlier attempt do not match it.
         """
         sampling = submit.sampling
@@ -45,7 +48,7 @@ class TokenChoice:
         self.num_logprobs = submit.logprobs
         self.shape = _shape_of(sampling)
         self.counts = TokenCounts(submit.token_ids) if self.shape.needs_counts else None
-        self.matcher = _matcher_of(submit, grammars)
+        self.matcher = matcher
         self._stop_ids = np.asarray(submit.stop_token_ids, dtype=np.int64)
         self._num_answer = 0
         for token_id in submit.generated_ids:
@@ -83,6 +86,7 @@ class TokenChoice:
         """Add a token of the answer.
 
         Raises:
+            InvalidRequestError: The grammar is too complex to go on.
             InvariantError: The grammar does not allow it.
         """
         self._num_answer += 1
@@ -103,7 +107,15 @@ def _shape_of(sampling: Sampling) -> LogitShape:
     )
 
 
-def _matcher_of(submit: Submit, grammars: Grammars | None) -> Matcher | None:
+def make_matcher(submit: Submit, grammars: Grammars | None) -> Matcher | None:
+    """Return what follows an answer to `submit`; None without a grammar. For any thread.
+
+    Takes milliseconds for common schemas, 0.3 s for the dearest.
+
+    Raises:
+        InvalidRequestError: The grammar cannot be applied.
+        TokenizerMissingError: There is a grammar and no vocabulary to apply it to.
+    """
     if not submit.grammar:
         return None
     if grammars is None:

@@ -6,12 +6,12 @@ has ended (owns nothing, its one `Ended` is made). Nobody else allocates or free
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from itertools import chain, islice
 
 from actors.engine.admission import EngineLimits, blocks_needed, find_overload, find_refusal
 from actors.engine.block_pool import BlockPool
-from actors.engine.choosing import Grammars, TokenChoice
+from actors.engine.choosing import Grammars, TokenChoice, make_matcher
 from actors.engine.prompt_sharing import (
     allocate_follower_blocks,
     can_share,
@@ -29,6 +29,7 @@ from configs.errors import InvalidRequestError, InvariantError, ServingError
 from configs.ids import RequestId
 from configs.numerics import EndReason, FinishReason
 from model.cache import ModelMemory
+from model.constraint_vocabulary import Matcher
 
 
 class RequestTable:
@@ -58,8 +59,26 @@ class RequestTable:
         self.num_ended = 0
         self._ended: list[Ended] = []
 
-    def submit(self, submit: Submit, now: float) -> None:
+    def make_matchers(self, submit: Submit) -> list[Matcher | None]:
+        """Return what follows each answer to `submit`. May be called from any thread.
+
+        Raises:
+            ServingError: The submission cannot be run here; `submit` would refuse it.
+        """
+        refusal = find_refusal(submit, self.limits)
+        if refusal is not None:
+            raise refusal
+        return [make_matcher(submit, self._grammars) for _ in range(submit.num_choices)]
+
+    def submit(
+        self, submit: Submit, now: float, *, matchers: Sequence[Matcher | None] | None = None
+    ) -> None:
         """Queue the requests of a submission, or end them at once if it is refused or complete.
+
+        Args:
+            submit: What to run.
+            now: Monotonic seconds at which it arrived.
+            matchers: Made from it by `make_matchers`; None makes them now.
 
         Raises:
             InvalidRequestError: One of its (request, attempt) is live. That one goes on; no `Ended`
@@ -73,15 +92,15 @@ class RequestTable:
                     f"request {key.request_id} attempt {key.attempt} is already live here; "
                     "use a new request_id or a higher attempt"
                 )
-        refusal: ServingError | None = find_refusal(submit, self.limits)
-        requests: list[EngineRequest] = []
-        if refusal is None:
-            try:
-                requests = [self._make_request(one, now) for one in choices]
-            except ServingError as exc:
-                refusal = exc
-        if refusal is not None:
-            self.refuse(submit, refusal, now)
+        try:
+            if matchers is None:
+                matchers = self.make_matchers(submit)
+            requests = [
+                self._make_request(one, matcher, now)
+                for one, matcher in zip(choices, matchers, strict=True)
+            ]
+        except ServingError as exc:
+            self.refuse(submit, exc, now)
             return
         if len(requests) > 1 and can_share(submit, self.limits):
             form_group(requests)
@@ -107,14 +126,14 @@ class RequestTable:
             )
             self.end(request, EndReason.REJECTED, now, error=error)
 
-    def _make_request(self, submit: Submit, now: float) -> EngineRequest:
+    def _make_request(self, submit: Submit, matcher: Matcher | None, now: float) -> EngineRequest:
         return EngineRequest(
             submit=submit,
             arrived_at=now,
             num_blocks=blocks_needed(
                 len(submit.token_ids) + max(submit.max_tokens, 0), self.limits.block_tokens
             ),
-            choice=TokenChoice(submit, self._grammars),
+            choice=TokenChoice(submit, matcher),
             deadline=None if submit.timeout_s is None else now + submit.timeout_s,
             credit=submit.credit_tokens,
             generated=list(submit.generated_ids),

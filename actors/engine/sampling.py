@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,7 @@ from actors.engine.choosing import Grammars, TokenChoice
 from actors.engine.request import EngineRequest
 from actors.request_channel import TokenLogprobs
 from configs.errors import InvariantError, ServingError
+from model.constraint import refusal_of
 from model.logit_shaping import shape_logits
 from model.logprobs import row_logprobs
 from model.sampler import SamplingRow, host_logits, sample_rows
@@ -32,19 +33,24 @@ def sample_requests(
 ) -> list[Sampled | ServingError]:
     """Return the next token of each request; row b of the logits belongs to request b.
 
+    The logits are changed where their memory is the processor's.
+
     A row that cannot be sampled (no finite maximum, a grammar that failed) gives an error for its
     own request only.
     """
     raw = host_logits(logits_BV)
-    shaped, failures = _shaped(raw, requests, grammars)
+    changed = [b for b, request in enumerate(requests) if not request.choice.is_plain]
+    # Of the rows that change, those whose log-probabilities are wanted: they are the model's own.
+    kept = {b: raw[b].copy() for b in changed if requests[b].choice.num_logprobs is not None}
+    failures = _shape_rows(raw, {b: requests[b] for b in changed}, grammars)
     rows = [request.choice.row(request.num_known) for request in requests]
     tokens: list[int | ServingError]
     try:
-        tokens = list(sample_rows(shaped, rows))
+        tokens = list(sample_rows(raw, rows))
     except ServingError:
-        tokens = [_sample_alone(shaped[b : b + 1], row) for b, row in enumerate(rows)]
+        tokens = [_sample_alone(raw[b : b + 1], row) for b, row in enumerate(rows)]
     return [
-        failures[b] if b in failures else _sampled(raw[b], token, request.choice)
+        failures[b] if b in failures else _sampled(kept.get(b, raw[b]), token, request.choice)
         for b, (token, request) in enumerate(zip(tokens, requests, strict=True))
     ]
 
@@ -63,26 +69,22 @@ def prompt_logprobs(
     return [_logprobs(logits[row], token, num_top) for row, token in enumerate(next_ids)]
 
 
-def _shaped(
-    raw: NDArray[np.float32], requests: Sequence[EngineRequest], grammars: Grammars | None
-) -> tuple[NDArray[np.float32], dict[int, ServingError]]:
-    """Return what tokens are drawn from, and the rows that failed with their errors."""
-    changed = [b for b, request in enumerate(requests) if not request.choice.is_plain]
-    if not changed:
-        return raw, {}
-    shaped = raw.copy()
-    allowed = _masks([requests[b].choice for b in changed], grammars)
+def _shape_rows(
+    logits: NDArray[np.float32], changed: Mapping[int, EngineRequest], grammars: Grammars | None
+) -> dict[int, ServingError]:
+    """Change rows to what tokens are drawn from; returns the errors of those that failed."""
+    allowed = _masks([request.choice for request in changed.values()], grammars)
     failures: dict[int, ServingError] = {}
-    for b in changed:
-        choice = requests[b].choice
+    for b, request in changed.items():
+        choice = request.choice
         allowed_V = allowed.get(id(choice))
         if allowed_V is not None and not allowed_V.any():
-            failures[b] = _grammar_failure(requests[b])
+            failures[b] = _grammar_failure(request)
             continue
         shape_logits(
-            shaped[b], choice.shape, choice.counts, ruled_out=choice.ruled_out, allowed_V=allowed_V
+            logits[b], choice.shape, choice.counts, ruled_out=choice.ruled_out, allowed_V=allowed_V
         )
-    return shaped, failures
+    return failures
 
 
 def _masks(
@@ -98,11 +100,10 @@ def _masks(
 
 def _grammar_failure(request: EngineRequest) -> ServingError:
     matcher = request.choice.matcher
-    reason = "it allows no token" if matcher is None else matcher.error or "it allows no token"
-    return InvariantError(
-        f"request {request.key.request_id}: its grammar cannot go on after "
-        f"{len(request.generated)} tokens: {reason[:300]}"
-    )
+    where = f"request {request.key.request_id}, after {len(request.generated)} tokens"
+    if matcher is None or not matcher.error:
+        return InvariantError(f"{where}: its grammar allows no token")
+    return refusal_of(f"{where}: its grammar", matcher.error)
 
 
 def _sample_alone(logits_1V: NDArray[np.float32], row: SamplingRow) -> int | ServingError:

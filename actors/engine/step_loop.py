@@ -29,6 +29,7 @@ from actors.request_channel import LogitRows, NewTokens, PromptLogprobs, Submit
 from configs.errors import ServingError
 from configs.numerics import EndReason, FinishReason
 from model.cache import ModelMemory
+from model.constraint_vocabulary import Matcher
 
 MAX_LOGIT_BYTES = 32 << 20
 """Float32 logits of scores in one step: half of what one message may hold."""
@@ -76,13 +77,28 @@ class Engine:
         self._totals = _Totals()
         self._starved_steps = 0
 
-    def submit(self, submit: Submit, now: float) -> None:
+    def make_matchers(self, submit: Submit) -> list[Matcher | None]:
+        """Return what follows each answer to `submit`, for its `submit`. For any thread.
+
+        Raises:
+            ServingError: The submission cannot be run here; `submit` would refuse it.
+        """
+        return self._table.make_matchers(submit)
+
+    def submit(
+        self, submit: Submit, now: float, *, matchers: Sequence[Matcher | None] | None = None
+    ) -> None:
         """Queue a request. A refusal is an `Ended(REJECTED)` in the next outcome.
+
+        Args:
+            submit: What to run.
+            now: Monotonic seconds at which it arrived.
+            matchers: Of `make_matchers`; None makes them now.
 
         Raises:
             InvalidRequestError: The same (request, attempt) is live already; it goes on.
         """
-        self._table.submit(submit, now)
+        self._table.submit(submit, now, matchers=matchers)
 
     def refuse(self, submit: Submit, error: ServingError, now: float) -> None:
         """End a request with REJECTED without looking at it, e.g. while draining."""

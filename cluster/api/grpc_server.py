@@ -157,7 +157,7 @@ def _options(settings: GatewaySettings) -> list[tuple[str, int]]:
         ("grpc.max_receive_message_length", settings.max_message_bytes),
         # Clients may ping as they like: never GOAWAY "too_many_pings".
         ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", 1),
         ("grpc.http2.max_ping_strikes", 0),
         # Finds clients that vanished without closing, so that their requests are cancelled.
         ("grpc.keepalive_time_ms", 30_000),

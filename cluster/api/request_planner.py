@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Sequence
 from typing import Final
 
@@ -47,12 +46,19 @@ class RequestPlanner:
     def __init__(
         self, limits: Limits, tokenizer: Tokenizer | None, *, eos_token_ids: Sequence[int]
     ) -> None:
-        """Plan for one model; without a tokenizer, token ids only."""
+        """Plan for one model; without a tokenizer, token ids only.
+
+        Takes 1 to 2 s for a vocabulary as large as K3's, and the interpreter's lock: now, because
+        later it would hold up every stream.
+        """
         self.limits = limits
         self._tokenizer = tokenizer
         self._eos_token_ids = tuple(eos_token_ids)
         self._vocabulary: ConstraintVocabulary | None = None
-        self._vocabulary_lock = threading.Lock()
+        if tokenizer is not None:
+            self._vocabulary = ConstraintVocabulary(
+                tokenizer, vocab_size=limits.vocab_size, eos_token_ids=eos_token_ids
+            )
         self._free_checks = asyncio.Semaphore(MAX_CONSTRAINT_CHECKS)
 
     @property
@@ -201,14 +207,9 @@ class RequestPlanner:
             checking.exception()
 
     def _checked_grammar(self, constraint: Constraint) -> str:
+        if self._vocabulary is None:
+            raise InvariantError("a constraint passed validation without a tokenizer")
         grammar = compile_constraint(constraint)
-        with self._vocabulary_lock:
-            if self._vocabulary is None:
-                self._vocabulary = ConstraintVocabulary(
-                    self.tokenizer,
-                    vocab_size=self.limits.vocab_size,
-                    eos_token_ids=self._eos_token_ids,
-                )
         self._vocabulary.check(grammar)
         return grammar
 

@@ -344,26 +344,6 @@ async def test_an_old_connection_is_asked_to_leave_and_its_call_finishes(house):
     assert token_ids == [7]
 
 
-async def test_a_client_that_pings_often_is_not_sent_away(house):
-    worker = await house.worker(is_manual=True)
-    gateway = await house.gateway(worker)
-    stub = await house.stub(
-        gateway,
-        **{
-            "grpc.keepalive_time_ms": 50,
-            "grpc.keepalive_timeout_ms": 5000,
-            "grpc.keepalive_permit_without_calls": 1,
-            "grpc.http2.max_pings_without_data": 0,
-        },
-    )
-    running = stub.Generate(ask(), timeout=30)
-    submit = await worker.submitted.get()
-    # Far more pings than the two strikes that gRPC gives by default; a GOAWAY would end the call.
-    await asyncio.sleep(1.5)
-    await worker.send_end(submit)
-    await answer_of(running)
-
-
 async def test_keys_in_a_state_server_that_is_gone_are_refused_until_it_is_back(house, caplog):
     with tempfile.TemporaryDirectory(prefix="lmt-") as name:
         folder = Path(name)

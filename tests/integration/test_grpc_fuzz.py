@@ -18,6 +18,7 @@ from cluster.api.generated.latentmesh.v1 import inference_pb2_grpc
 from model.tokenizer_files import write_tokenizer_files
 from tests.fakes.gateway_house import wait_idle
 from tests.fakes.text_house import text_gateway
+from tests.fakes.waiting import until
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(300)]
 
@@ -37,12 +38,34 @@ ids = st.lists(st.one_of(st.integers(0, 511), uint32s), max_size=12)
 
 
 def some(**fields):
-    """A dictionary with any subset of the fields."""
-    return st.fixed_dictionaries({}, optional=fields)
+    """A dictionary with any subset of the fields, most often a small one.
+
+    With every second field out of range nothing would ever be accepted, and nothing but the first
+    check would ever refuse.
+    """
+    few = st.lists(st.sampled_from(sorted(fields)), max_size=2, unique=True).flatmap(
+        lambda names: st.fixed_dictionaries({name: fields[name] for name in names})
+    )
+    return st.one_of(few, few, st.fixed_dictionaries({}, optional=fields))
 
 
+schemas = st.sampled_from(
+    [
+        '{"type": "integer"}',
+        '{"const": "\\ud800"}',
+        '{"properties": {"\\ud800": {}}}',
+        '{"const": ' + "9" * 5000 + "}",
+        '{"const": 1e999}',
+        '{"anyOf": []}',
+        '{"$ref": "#"}',
+        '{"items":' * 100 + "{}" + "}" * 100,
+        "[" * 9999,
+        "true",
+    ]
+)
 constraints = st.one_of(
     st.none(),
+    st.builds(lambda t: pb.Constraint(json_schema=t), schemas),
     st.builds(lambda t: pb.Constraint(json_schema=t), texts),
     st.builds(lambda t: pb.Constraint(regex=t), texts),
     st.builds(lambda t: pb.Constraint(grammar=t), texts),
@@ -50,17 +73,22 @@ constraints = st.one_of(
     st.builds(lambda b: pb.Constraint(json_object=b), st.booleans()),
     st.sampled_from(
         [
-            pb.Constraint(json_schema='{"type": "integer"}'),
             pb.Constraint(regex="a+"),
-            pb.Constraint(json_schema="[" * 9999),
             pb.Constraint(regex="(a{999}){9}"),
         ]
     ),
 )
 prompts = st.one_of(
+    st.just({"text": "a"}),
     st.fixed_dictionaries({"text": texts}),
     st.fixed_dictionaries({"token_ids": st.builds(lambda i: pb.TokenIds(ids=i), ids)}),
     st.just({}),
+)
+models = st.sampled_from(["", "k3", "k3", "other", "\u2603"])
+scores = st.builds(
+    lambda prompt, model: pb.ScoreRequest(model=model, **prompt),
+    prompts,
+    models,
 )
 sampling = st.builds(
     lambda fields: pb.SamplingParams(**fields),
@@ -80,7 +108,7 @@ generates = st.builds(
     lambda prompt, fields: pb.GenerateRequest(**prompt, **fields),
     prompts,
     some(
-        model=st.sampled_from(["", "k3", "other", "\u2603"]),
+        model=models,
         max_tokens=uint32s,
         sampling=sampling,
         stop_token_ids=ids,
@@ -96,11 +124,26 @@ generates = st.builds(
     ),
 )
 int32s = st.one_of(small, st.sampled_from([-1, -(1 << 31), (1 << 31) - 1]))
+vllm_constraints = st.one_of(
+    st.just({}),
+    st.fixed_dictionaries({"json_schema": schemas | texts}),
+    st.fixed_dictionaries({"regex": texts}),
+    st.fixed_dictionaries({"grammar": texts}),
+    st.fixed_dictionaries({"structural_tag": texts}),
+    st.fixed_dictionaries({"json_object": st.booleans()}),
+    st.fixed_dictionaries(
+        {"choice": st.builds(lambda c: vllm.ChoiceConstraint(choices=c), st.lists(texts))}
+    ),
+)
 vllm_generates = st.builds(
-    lambda prompt, name, stream, params: vllm.GenerateRequest(
-        request_id=name, stream=stream, sampling_params=vllm.SamplingParams(**params), **prompt
+    lambda prompt, name, stream, params, constraint: vllm.GenerateRequest(
+        request_id=name,
+        stream=stream,
+        sampling_params=vllm.SamplingParams(**params, **constraint),
+        **prompt,
     ),
     st.one_of(
+        st.just({"tokenized": vllm.TokenizedInput(input_ids=[1, 2])}),
         st.fixed_dictionaries({"text": texts}),
         st.fixed_dictionaries(
             {"tokenized": st.builds(lambda i: vllm.TokenizedInput(input_ids=i), ids)}
@@ -127,8 +170,8 @@ vllm_generates = st.builds(
         seed=int32s,
         logit_bias=st.dictionaries(int32s, floats, max_size=3),
         truncate_prompt_tokens=int32s,
-        regex=texts,
     ),
+    vllm_constraints,
 )
 
 
@@ -163,7 +206,14 @@ async def door(house, folder):
     gateway = await text_gateway(
         house, endpoints, folder, context_tokens=300, max_message_bytes=1 << 20
     )
-    return gateway, await house.channel(gateway)
+    return worker, gateway, await house.channel(gateway)
+
+
+async def check_idle(worker, gateway):
+    """Wait until gateway and worker have nothing of any request left."""
+    await wait_idle(gateway)
+    await until(lambda: all(task.done() for task in list(worker._tasks.values())))
+    assert gateway.num_running == 0
 
 
 def run_examples(check, strategy, loop, max_examples):
@@ -183,28 +233,61 @@ def run_examples(check, strategy, loop, max_examples):
     examples()
 
 
-@pytest.mark.parametrize("service", ["latentmesh", "vllm"])
-async def test_any_request_ends_well_or_with_a_status_that_says_why(house, folder, service):
-    gateway, channel = await door(house, folder)
-    if service == "latentmesh":
-        stub, strategy = inference_pb2_grpc.InferenceServiceStub(channel), generates
-    else:
-        stub, strategy = vllm_engine_pb2_grpc.VllmEngineStub(channel), vllm_generates
+SERVICES = {
+    "generate": (inference_pb2_grpc.InferenceServiceStub, "Generate", generates),
+    "score": (inference_pb2_grpc.InferenceServiceStub, "Score", scores),
+    "vllm": (vllm_engine_pb2_grpc.VllmEngineStub, "Generate", vllm_generates),
+}
+
+
+@pytest.mark.parametrize(
+    ("make_stub", "method", "strategy"), SERVICES.values(), ids=SERVICES.keys()
+)
+async def test_any_request_ends_well_or_with_a_status_that_says_why(
+    house, folder, make_stub, method, strategy
+):
+    worker, gateway, channel = await door(house, folder)
+    call = getattr(make_stub(channel), method)
     seen = set()
 
     async def check(request):
-        status = await status_of(stub.Generate(request, timeout=30))
+        status = await status_of(call(request, timeout=30))
         assert status is None or status in FINE
         seen.add(status)
 
     loop = asyncio.get_running_loop()
     await asyncio.to_thread(run_examples, check, strategy, loop, 400)
     assert {None, "INVALID_ARGUMENT"} <= seen
-    await wait_idle(gateway)
+    await check_idle(worker, gateway)
+
+
+HALF_PAIR = '{"const": "\\ud800"}'
+HALF_PAIRS = {
+    "latentmesh": (
+        inference_pb2_grpc.InferenceServiceStub,
+        pb.GenerateRequest(text="a", constraint=pb.Constraint(json_schema=HALF_PAIR)),
+    ),
+    "vllm": (
+        vllm_engine_pb2_grpc.VllmEngineStub,
+        vllm.GenerateRequest(
+            request_id="a",
+            text="a",
+            sampling_params=vllm.SamplingParams(temperature=0, json_schema=HALF_PAIR),
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize(("make_stub", "request_"), HALF_PAIRS.values(), ids=HALF_PAIRS.keys())
+async def test_a_schema_with_half_a_surrogate_pair_is_refused(house, folder, make_stub, request_):
+    worker, gateway, channel = await door(house, folder)
+    status = await status_of(make_stub(channel).Generate(request_, timeout=30))
+    assert status == "INVALID_ARGUMENT"
+    await check_idle(worker, gateway)
 
 
 async def test_any_bytes_are_an_answer_or_an_invalid_request(house, folder):
-    gateway, channel = await door(house, folder)
+    worker, gateway, channel = await door(house, folder)
     names = [
         "/latentmesh.v1.InferenceService/Generate",
         "/latentmesh.v1.InferenceService/Score",
@@ -218,15 +301,15 @@ async def test_any_bytes_are_an_answer_or_an_invalid_request(house, folder):
 
     pairs = st.tuples(st.sampled_from(names), st.binary(max_size=60))
     await asyncio.to_thread(run_examples, check, pairs, asyncio.get_running_loop(), 200)
-    await wait_idle(gateway)
+    await check_idle(worker, gateway)
 
 
 async def test_100_megabytes_are_refused_at_once(house, folder):
-    gateway, channel = await door(house, folder)
+    worker, gateway, channel = await door(house, folder)
     call = channel.unary_stream("/latentmesh.v1.InferenceService/Generate")(
         bytes(100 << 20), timeout=60
     )
     with pytest.raises(grpc.aio.AioRpcError) as caught, contextlib.suppress(StopAsyncIteration):
         await anext(aiter(call))
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    await wait_idle(gateway)
+    await check_idle(worker, gateway)

@@ -1,8 +1,8 @@
 """One HTTP connection: TLS with a log of failed handshakes, and bounds against slow clients.
 
-uvicorn's own TLS swallows failed handshakes, and it waits without end for a request's head. Here
-the TLS handshake runs on an accepted connection (`loop.start_tls`), which raises what went wrong
-where the peer is known.
+uvicorn's own TLS swallows failed handshakes, and it waits without end for a request's head and for
+the rest of a body whose request was answered already. Here the TLS handshake runs on an accepted
+connection (`loop.start_tls`), which raises what went wrong where the peer is known.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from cluster.api.access.client_certificate import failure_of, subject_of
 from cluster.api.access.keys import Refusal
@@ -33,7 +33,7 @@ class HttpAccess:
     tls: ssl.SSLContext | None = None
 
 
-class HttpConnection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # chosen by uvicorn
+class HttpConnection(HttpToolsProtocol):
     """uvicorn's protocol with a door in front."""
 
     app: Any
@@ -42,8 +42,10 @@ class HttpConnection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # cho
         super().__init__(*args, **kwargs)
         self._access = access
         self._is_open = False
+        self._is_in_head = True
+        """From the end of a request to the end of the next one's head."""
         self._peer = "an unknown peer"
-        self._head_timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._head_bytes = 0
         self._handshake: asyncio.Task[None] | None = None
         self._early: list[bytes] = []
@@ -72,20 +74,37 @@ class HttpConnection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # cho
             # They came with the end of the handshake, before the task that awaits it goes on.
             self._early.append(data)
             return
-        is_in_head = self._waits_for_head()
-        if is_in_head:
+        if self._is_in_head:
             self._head_bytes += len(data)
-            if self._head_timer is None:
-                self._start_timer()
         super().data_received(data)
-        if not self._waits_for_head():
-            self._stop_timer()
-        elif is_in_head and self._head_bytes > self._access.connections.max_header_bytes:
+        limit = self._access.connections.max_header_bytes
+        if self._is_in_head and self._head_bytes > limit:
             self._cut(
                 Refusal.LARGE_HEAD,
-                f"the head of a request is over {self._access.connections.max_header_bytes} bytes "
-                "(api.connections.max_header_bytes)",
+                f"the head of a request is over {limit} bytes (api.connections.max_header_bytes)",
             )
+        elif self._timer is None and self._is_idle():
+            # The rest of a body that nobody reads any more, or its end: uvicorn stops its own
+            # keep-alive timer at every byte and starts it only after an answer.
+            self._start_timer()
+
+    def on_message_begin(self) -> None:
+        """Bound the time of a head."""
+        super().on_message_begin()
+        self._start_timer()
+
+    def on_headers_complete(self) -> None:
+        """Leave the time of the body to the app, which reads it."""
+        self._is_in_head = False
+        self._head_bytes = 0
+        self._stop_timer()
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """Expect the next head; until it begins, uvicorn's keep-alive bounds the wait."""
+        super().on_message_complete()
+        self._is_in_head = True
+        self._stop_timer()
 
     def eof_received(self) -> None:
         """Let the transport close."""
@@ -129,29 +148,36 @@ class HttpConnection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # cho
             self.app = _WithSubject(self.app, subject_of(der))
         self._open(encrypted)
 
-    def _waits_for_head(self) -> bool:
+    def _is_idle(self) -> bool:
+        """Return whether no request is being answered."""
         return self.cycle is None or bool(self.cycle.response_complete)
 
     def _start_timer(self) -> None:
         self._stop_timer()
-        self._head_timer = self.loop.call_later(
-            self._access.connections.receive_timeout_s, self._head_is_late
-        )
+        connections = self._access.connections
+        is_between = self._is_between_requests()
+        delay_s = connections.keep_alive_s if is_between else connections.receive_timeout_s
+        self._timer = self.loop.call_later(delay_s, self._is_late)
 
     def _stop_timer(self) -> None:
-        self._head_bytes = 0
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
-    def _head_is_late(self) -> None:
-        self._head_timer = None
-        if self._waits_for_head():
-            limit_s = self._access.connections.receive_timeout_s
-            self._cut(
-                Refusal.SLOW_CLIENT,
-                f"no request came within {limit_s:g} s (api.connections.receive_timeout_s)",
-            )
+    def _is_between_requests(self) -> bool:
+        return self._is_in_head and self._head_bytes == 0 and self.cycle is not None
+
+    def _is_late(self) -> None:
+        self._timer = None
+        if self._is_between_requests():
+            self.transport.close()
+            return
+        limit_s = self._access.connections.receive_timeout_s
+        what = "head" if self._is_in_head else "body"
+        self._cut(
+            Refusal.SLOW_CLIENT,
+            f"no whole {what} came within {limit_s:g} s (api.connections.receive_timeout_s)",
+        )
 
     def _cut(self, reason: Refusal, why: str) -> None:
         if self.transport is not None and not self.transport.is_closing():

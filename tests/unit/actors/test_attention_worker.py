@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from actors.attention_worker import HOLD_BACKLOG_BYTES, AttentionWorker
 from actors.request_channel import Cancel, Credit
+from configs.errors import InvalidRequestError
 from configs.ids import GatewayId, WorkerId
 from configs.numerics import EndReason
 from tests.fakes.engine_rig import VOCAB, EngineRig, key, limits, score, submit
@@ -277,3 +280,130 @@ def test_the_welcome_states_what_fits(rig: Rig) -> None:
         3,
         256,
     )
+
+
+class _SlowGrammars:
+    """Grammars that take until they are let go, and allow everything."""
+
+    def __init__(self) -> None:
+        self.is_asked = threading.Event()
+        self.may_go_on = threading.Event()
+
+    def matcher(self, grammar: str) -> OpenMatcher:
+        self.is_asked.set()
+        assert self.may_go_on.wait(WAIT_S)
+        if grammar == "bad":
+            raise InvalidRequestError("no such grammar")
+        if grammar == "broken":
+            raise RuntimeError("bug")
+        return OpenMatcher()
+
+    def masks(self, matchers: Sequence[object]) -> NDArray[np.bool_]:
+        return np.ones((len(matchers), VOCAB), dtype=np.bool_)
+
+
+class OpenMatcher:
+    """Allows every token, for ever."""
+
+    is_complete = False
+    error = ""
+
+    def advance(self, token_id: int) -> None:
+        """Take it."""
+
+
+@pytest.fixture
+def grammars() -> _SlowGrammars:
+    return _SlowGrammars()
+
+
+@pytest.fixture
+def slow_rig(grammars: _SlowGrammars) -> Iterator[Rig]:
+    with running(EngineRig(grammars=grammars)) as made:
+        yield made
+        grammars.may_go_on.set()
+
+
+def test_others_go_on_while_a_grammar_is_made(slow_rig: Rig, grammars: _SlowGrammars) -> None:
+    sink = RecordingSink()
+    slow_rig.worker.connect(G1, sink)
+    slow_rig.worker.handle(G1, submit("slow", [3], 4, grammar="g", choices=2))
+    assert grammars.is_asked.wait(WAIT_S)
+    slow_rig.worker.handle(G1, submit("other", [1], 5))
+    assert sink.wait_for_end(key("other")).reason is EndReason.FINISHED
+    assert key("slow") not in sink.ends()
+    grammars.may_go_on.set()
+    for name in ("slow", "slow.1"):
+        assert sink.wait_for_end(key(name)).reason is EndReason.FINISHED
+        assert sink.tokens(key(name)) == expected_tokens([3], 4, VOCAB)
+
+
+def test_a_request_can_be_cancelled_while_its_grammar_is_made(
+    slow_rig: Rig, grammars: _SlowGrammars
+) -> None:
+    sink = RecordingSink()
+    slow_rig.worker.connect(G1, sink)
+    slow_rig.worker.handle(G1, submit("slow", [3], ENDLESS, grammar="g", credit=0))
+    assert grammars.is_asked.wait(WAIT_S)
+    slow_rig.worker.handle(G1, Cancel("slow", 0))
+    grammars.may_go_on.set()
+    assert sink.wait_for_end(key("slow")).reason is EndReason.CANCELLED
+
+
+def test_its_deadline_runs_while_its_grammar_is_made(
+    slow_rig: Rig, grammars: _SlowGrammars
+) -> None:
+    sink = RecordingSink()
+    slow_rig.worker.connect(G1, sink)
+    slow_rig.worker.handle(G1, submit("slow", [3], 4, grammar="g", timeout_s=0.0))
+    assert grammars.is_asked.wait(WAIT_S)
+    grammars.may_go_on.set()
+    assert sink.wait_for_end(key("slow")).reason is EndReason.DEADLINE
+
+
+@pytest.mark.parametrize(
+    ("grammar", "code", "text"),
+    [
+        pytest.param("bad", "REQUEST_INVALID", "no such grammar", id="refused"),
+        pytest.param("broken", "WORKER_FAILED", "RuntimeError: bug", id="broken"),
+    ],
+)
+def test_a_grammar_that_cannot_be_made_rejects_its_request(
+    slow_rig: Rig, grammars: _SlowGrammars, grammar: str, code: str, text: str
+) -> None:
+    sink = RecordingSink()
+    grammars.may_go_on.set()
+    slow_rig.worker.connect(G1, sink)
+    slow_rig.worker.handle(G1, submit("a", grammar=grammar))
+    end = sink.wait_for_end(key("a"))
+    assert (end.reason, end.error_code) == (EndReason.REJECTED, code)
+    assert text in end.error_message
+
+
+def test_a_gateway_that_leaves_takes_along_what_waits_for_a_grammar(
+    slow_rig: Rig, grammars: _SlowGrammars
+) -> None:
+    sink = RecordingSink()
+    slow_rig.worker.connect(G1, sink)
+    slow_rig.worker.handle(G1, submit("slow", [3], ENDLESS, grammar="g"))
+    assert grammars.is_asked.wait(WAIT_S)
+    slow_rig.worker.disconnect(G1)
+    slow_rig.settle()
+    grammars.may_go_on.set()
+    slow_rig.worker.connect(G2, sink)
+    slow_rig.worker.handle(G2, submit("next", grammar="g"))
+    assert sink.wait_for_end(key("next")).reason is EndReason.FINISHED
+    assert slow_rig.engine_rig.engine.num_live == 0
+
+
+def test_stopping_ends_what_waits_for_a_grammar(grammars: _SlowGrammars) -> None:
+    sink = RecordingSink()
+    with running(EngineRig(grammars=grammars)) as rig:
+        rig.worker.connect(G1, sink)
+        rig.worker.handle(G1, submit("first", [3], ENDLESS, grammar="g"))
+        assert grammars.is_asked.wait(WAIT_S)
+        rig.worker.handle(G1, submit("second", [3], ENDLESS, grammar="g"))
+        rig.worker.stop()
+        grammars.may_go_on.set()
+        for name in ("first", "second"):
+            assert sink.wait_for_end(key(name)).error_code == "WORKER_FAILED"
