@@ -26,7 +26,7 @@ class StubMatcher:
 
 class StubGrammars:
     def matcher(self, grammar):
-        raise NotImplementedError
+        return StubMatcher(set(map(ord, grammar)))
 
     def masks(self, matchers):
         return np.asarray([[token in m.allowed for token in range(VOCAB)] for m in matchers])
