@@ -9,22 +9,28 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import replace
 
 import torch
 
 from actors.attention_worker import AttentionWorker
-from actors.engine.admission import EngineLimits
+from actors.engine.admission import EngineLimits, SnapshotLimits
+from actors.engine.outcome import EngineStats
+from actors.engine.request_memory import num_scratch
 from actors.engine.step_loop import Engine
 from actors.grammar_loading import load_grammars
 from actors.request_server import RequestServer
+from actors.snapshot_transport import SnapshotPeer, SnapshotTransport
 from actors.worker_settings import AttentionServiceSettings
 from actors.worker_stats import AttentionServiceStats
 from configs.errors import WorkerError
+from configs.numerics import Numerics
 from model.cache import allocate_memory
 from model.checkpoint import Checkpoint, tree_bytes
 from model.decoder import Decoder
+from model.fingerprint import fingerprint
 from router.combine import TORCH_TYPES
 from router.latent_router import LatentRouter
 from router.membership import Membership
@@ -51,6 +57,7 @@ class AttentionService:
         self._memory_bytes = 0
         self._transports: tuple[str, ...] = ()
         self._address = ""
+        self._snapshots: SnapshotTransport | None = None
         self._is_serving = threading.Event()
 
     def load(self) -> None:
@@ -71,7 +78,7 @@ class AttentionService:
             dims,
             num_blocks=settings.num_blocks,
             block_size=settings.block_tokens,
-            num_slots=settings.num_state_slots,
+            num_slots=settings.num_state_slots + num_scratch(settings.snapshots.memory_bytes),
             dtype=dtype,
             device=device,
         )
@@ -84,24 +91,45 @@ class AttentionService:
             model=Decoder(dims, weights, numerics=compute.numerics),
             memory=memory,
             router=self._router,
-            limits=EngineLimits(
-                vocab_size=dims.vocab_size,
-                context_tokens=settings.context_tokens,
-                num_blocks=settings.num_blocks,
-                block_tokens=settings.block_tokens,
-                num_state_slots=settings.num_state_slots,
-                max_step_tokens=settings.max_step_tokens,
-                max_queued_requests=settings.max_queued_requests,
-            ),
+            limits=self._limits(dims.vocab_size),
             clock=time.monotonic,
             wait_timeout_s=settings.router.dispatch_timeout_s,
             grammars=load_grammars(checkpoint),
+            fingerprint=fingerprint(
+                compute.checkpoint,
+                dtype=compute.dtype,
+                numerics=compute.numerics,
+                mla_norm_eps=compute.mla_norm_eps,
+                num_threads=compute.num_threads,
+            ),
         )
-        self._worker = AttentionWorker(worker=settings.worker, engine=engine, clock=time.monotonic)
+        self._snapshots = SnapshotTransport(settings)
+        self._worker = AttentionWorker(
+            worker=settings.worker,
+            engine=engine,
+            clock=time.monotonic,
+            snapshots=self._snapshots.transfer,
+        )
         self._thread = threading.Thread(
             target=self._run_engine, name=f"engine-{settings.worker}", daemon=True
         )
         self._thread.start()
+
+    @property
+    def vault_address(self) -> str:
+        """Where other attention workers send copies of their requests.
+
+        Raises:
+            WorkerError: Called before `load`.
+        """
+        if self._snapshots is None:
+            raise WorkerError(f"{self._settings.worker} has no vault before it is loaded")
+        return self._snapshots.address
+
+    def set_peers(self, peers: Sequence[SnapshotPeer]) -> None:
+        """Send copies of requests to these vaults from now on; its own is left out."""
+        if self._snapshots is not None:
+            self._snapshots.set_peers(peers)
 
     def connect(self, membership: Membership, placement: Placement) -> str:
         """Connect to the expert workers and use `placement`; on the first call, take requests.
@@ -165,12 +193,23 @@ class AttentionService:
             latents_sent=counters.tokens_out,
             memory_bytes=self._memory_bytes,
             transports=self._transports,
+            **({} if engine is None else _reuse_stats(engine)),
         )
 
     def drain(self) -> None:
         """Refuse new requests; running ones go on."""
         if self._worker is not None:
             self._worker.drain()
+
+    def move_out(self) -> None:
+        """Refuse new requests, and move the others to other workers; see `is_drained`."""
+        if self._worker is not None:
+            self._worker.move_out()
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether it drains and has no request left."""
+        return self._worker is not None and self._worker.is_drained
 
     def stop(self) -> None:
         """End requests, servers, links and threads. Idempotent."""
@@ -181,8 +220,28 @@ class AttentionService:
         # After the engine, so that the last reports reach the gateways.
         if self._server is not None:
             self._server.close()
+        if self._snapshots is not None:
+            self._snapshots.close()
         if self._router is not None:
             self._router.close()
+
+    def _limits(self, vocab_size: int) -> EngineLimits:
+        settings, snapshots = self._settings, self._settings.snapshots
+        return EngineLimits(
+            vocab_size=vocab_size,
+            context_tokens=settings.context_tokens,
+            num_blocks=settings.num_blocks,
+            block_tokens=settings.block_tokens,
+            num_state_slots=settings.num_state_slots,
+            max_step_tokens=settings.max_step_tokens,
+            max_queued_requests=settings.max_queued_requests,
+            snapshots=SnapshotLimits(
+                max_bytes=snapshots.memory_bytes,
+                interval_tokens=snapshots.interval_tokens,
+                min_gain_tokens=snapshots.min_gain_tokens,
+                are_forms_distinct=settings.compute.numerics is Numerics.INVARIANT,
+            ),
+        )
 
     def _run_engine(self) -> None:
         # The number of threads belongs to the thread that computes.
@@ -209,3 +268,17 @@ class AttentionService:
         return tuple(
             "shm" if info.host_token == own else "tcp" for info in membership.expert_workers
         )
+
+
+def _reuse_stats(engine: EngineStats) -> dict[str, int]:
+    return {
+        "cached_blocks": engine.num_cached_blocks,
+        "prefix_snapshots": engine.num_prefix_snapshots,
+        "snapshot_bytes": engine.prefix_snapshot_bytes + engine.request_copy_bytes,
+        "prefix_hits": engine.prefix_hits_total,
+        "prefix_hit_tokens": engine.prefix_hit_tokens_total,
+        "preemptions": engine.kept_preemptions_total + engine.dropped_preemptions_total,
+        "restores": engine.restores_total,
+        "recomputed_tokens": engine.recomputed_tokens_total,
+        "moved_requests": engine.moved_requests_total,
+    }

@@ -5,6 +5,9 @@ of requests with a grammar by way of a `GrammarLine`) and are never blocked; wha
 handed to the sink of each gateway, which must not block either. A gateway that vanishes takes its
 requests with it.
 
+A submission with a snapshot of an earlier attempt waits until the snapshot has been fetched, in
+another thread; what comes for it meanwhile waits behind it.
+
 Without work the thread sleeps until a message, a wake or the next deadline of a request.
 """
 
@@ -13,19 +16,42 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from actors.engine.lanes import Clock
 from actors.engine.outcome import EngineStats, StepOutcome
 from actors.engine.prompt_sharing import split_choices
 from actors.engine.request import RequestKey
+from actors.engine.request_snapshot import RequestSnapshot
 from actors.engine.step_loop import Engine
 from actors.grammar_line import GrammarLine, Made
-from actors.request_channel import Cancel, Credit, StepReport, Submit, ToWorker, Welcome
-from configs.errors import InvalidRequestError, NoWorkerError, ServingError, WorkerError
+from actors.level_reporter import LevelReporter, levels_of
+from actors.request_channel import (
+    CacheFlushed,
+    Cancel,
+    Credit,
+    Draining,
+    FlushCache,
+    PrefixNews,
+    Submit,
+    ToGateway,
+    ToWorker,
+    Welcome,
+)
+from actors.request_mover import RequestMover, SnapshotInlet, SnapshotOutlet
+from actors.step_reports import split_outcome
+from configs.errors import (
+    InvalidRequestError,
+    NoWorkerError,
+    ServingError,
+    ShuttingDownError,
+    WorkerError,
+)
 from configs.ids import GatewayId, WorkerId
+from model.constraint_vocabulary import Matcher
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -40,17 +66,54 @@ class Sink(Protocol):
     def backlog_bytes(self) -> int:
         """Bytes taken by `send` that the gateway has not read yet."""
 
-    def send(self, report: StepReport) -> None:
-        """Take a report. A sink whose gateway is gone drops it."""
+    def send(self, report: ToGateway) -> None:
+        """Take a report or news. A sink whose gateway is gone drops it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotTransfer:
+    """How copies of requests travel between workers."""
+
+    outlet: SnapshotOutlet | None = None
+    """None sends none: requests that move are computed again."""
+    inlet: SnapshotInlet | None = None
+    """None fetches none."""
+    copy_interval_tokens: int = 0
+    """Running requests are copied away after so many new tokens each; 0 never."""
+
+
+@dataclass(slots=True)
+class _Arrival:
+    """A submission whose snapshot is on its way."""
+
+    submit: Submit
+    arrived_at: float
+    matchers: Sequence[Matcher | None] | None
+    num_credit: int = 0
 
 
 class AttentionWorker:
     """Joins an engine with its gateways. Every method but `run` may be called from any thread."""
 
     def __init__(
-        self, *, worker: WorkerId, engine: Engine, clock: Clock, generation: int = 1
+        self,
+        *,
+        worker: WorkerId,
+        engine: Engine,
+        clock: Clock,
+        generation: int = 1,
+        snapshots: SnapshotTransfer | None = None,
     ) -> None:
-        """Take over `engine`; nothing runs before `run`."""
+        """Take over `engine`; nothing runs before `run`.
+
+        Args:
+            worker: Its name.
+            engine: Owned by the thread that calls `run`.
+            clock: Monotonic seconds.
+            generation: Of the membership.
+            snapshots: How copies of requests travel; None moves requests without copies.
+        """
+        transfer = SnapshotTransfer() if snapshots is None else snapshots
         self.worker = worker
         self._engine = engine
         self._clock = clock
@@ -60,15 +123,34 @@ class AttentionWorker:
         self._is_woken = False
         self._is_stopping = False
         self._is_draining = False
+        self._is_moving_out = False
         self._sinks: dict[GatewayId, Sink] = {}
         self._owners: dict[RequestKey, GatewayId] = {}
+        self._inlet = transfer.inlet
+        self._arriving: dict[RequestKey, _Arrival] = {}
+        self._mover = RequestMover(
+            engine,
+            transfer.outlet,
+            post=self._post,
+            clock=clock,
+            copy_interval_tokens=transfer.copy_interval_tokens,
+        )
+        self._prefix_epoch = 0
+        self._levels = LevelReporter()
         self._grammars = GrammarLine(f"grammars-{worker}", engine.make_matchers)
         self._stats = engine.stats()
 
     @property
     def welcome(self) -> Welcome:
         """First message for a gateway that connects."""
-        return Welcome(self.worker, self._generation, self._engine.limits.max_request_tokens)
+        limits = self._engine.limits
+        return Welcome(
+            self.worker,
+            self._generation,
+            limits.max_request_tokens,
+            block_tokens=limits.block_tokens,
+            is_draining=self._is_draining,
+        )
 
     @property
     def stats(self) -> EngineStats:
@@ -79,7 +161,8 @@ class AttentionWorker:
     def is_drained(self) -> bool:
         """Whether `drain` was called and no request is left."""
         stats = self._stats
-        return self._is_draining and stats.num_running + stats.num_queued == 0
+        num_left = stats.num_running + stats.num_queued + len(self._arriving)
+        return self._is_draining and num_left == 0
 
     def connect(self, gateway: GatewayId, sink: Sink) -> None:
         """Send the reports of `gateway` to `sink` from now on."""
@@ -127,9 +210,12 @@ class AttentionWorker:
             self._condition.notify()
 
     def drain(self) -> None:
-        """Refuse new requests and finish the others; see `is_drained`."""
-        with self._condition:
-            self._is_draining = True
+        """Refuse new requests and finish the others; see `is_drained`. Idempotent."""
+        self._post(self._drain)
+
+    def move_out(self) -> None:
+        """Refuse new requests and send the others to other workers; see `is_drained`."""
+        self._post(self._move_out)
 
     def stop(self) -> None:
         """End `run` after the current step; live requests end with FAILED."""
@@ -149,6 +235,8 @@ class AttentionWorker:
             self._run_actions(actions)
             if not self._step():
                 self._wait()
+            self._tell_levels()
+            self._mover.copy_next()
         self._finish()
 
     def _finish(self) -> None:
@@ -158,7 +246,9 @@ class AttentionWorker:
             self._inbox.clear()
         self._run_actions(actions)
         self._engine.fail_all(
-            WorkerError(f"attention worker {self.worker} stops; send the request to another one"),
+            ShuttingDownError(
+                f"attention worker {self.worker} stops; send the request to another one"
+            ),
             self._clock(),
         )
         self._report(self._engine.step(self._clock()))
@@ -184,11 +274,13 @@ class AttentionWorker:
             self._stats = self._engine.stats()
             return True
         self._report(outcome)
-        return outcome.num_computed_tokens > 0
+        return outcome.num_computed_tokens > 0 or outcome.num_preempted > 0
 
     def _wait(self) -> None:
-        deadline = self._engine.next_deadline()
-        timeout_s = None if deadline is None else max(0.0, deadline - self._clock())
+        deadline, now = self._engine.next_deadline(), self._clock()
+        timeouts = [self._levels.due_in_s(self._stats, now) if self._sinks else None]
+        timeouts.append(None if deadline is None else max(0.0, deadline - now))
+        timeout_s = min((one for one in timeouts if one is not None), default=None)
         with self._condition:
             self._condition.wait_for(
                 lambda: self._inbox or self._is_woken or self._is_stopping, timeout_s
@@ -201,11 +293,19 @@ class AttentionWorker:
 
     def _connect(self, gateway: GatewayId, sink: Sink) -> None:
         self._sinks[gateway] = sink
+        keys = self._engine.requests.prefixes.keys()
+        if keys:
+            sink.send(PrefixNews(self._prefix_epoch, list(keys)))
+        sink.send(levels_of(self._stats))
+        if self._is_draining:
+            # It may have begun after the welcome was written.
+            sink.send(Draining())
 
     def _disconnect(self, gateway: GatewayId) -> None:
         self._sinks.pop(gateway, None)
         for key in [key for key, owner in self._owners.items() if owner == gateway]:
             del self._owners[key]
+            self._arriving.pop(key, None)
             self._engine.discard(key, self._clock())
 
     def _handle(
@@ -219,11 +319,15 @@ class AttentionWorker:
             case Cancel():
                 key = RequestKey(message.request_id, message.attempt)
                 if self._owners.get(key) == gateway:
+                    self._admit_arrival(key, None)
                     self._engine.cancel(key, self._clock())
             case Credit():
                 key = RequestKey(message.request_id, message.attempt)
                 if self._owners.get(key) == gateway:
-                    self._engine.credit(key, message.num_tokens)
+                    self._credit(key, message.num_tokens)
+            case FlushCache():
+                num_flushed = self._engine.flush_prefixes()
+                self._sinks[gateway].send(CacheFlushed(message.flush_id, num_flushed))
 
     def _submit(
         self, gateway: GatewayId, submit: Submit, arrived_at: float, made: Made | None
@@ -243,13 +347,67 @@ class AttentionWorker:
         if failure is not None:
             self._engine.refuse(submit, failure, self._clock())
             return
+        arrival = _Arrival(submit, arrived_at, None if made is None else made.result())
+        place, inlet = submit.snapshot, self._inlet
+        if place is not None and inlet is not None:
+            self._arriving[keys[0]] = arrival
+
+            def on_loaded(loaded: RequestSnapshot | ServingError) -> None:
+                self._post(lambda: self._admit_arrival(keys[0], loaded, arrival))
+
+            if inlet.try_load(place, on_loaded):
+                return
+            del self._arriving[keys[0]]
+        self._take(arrival, None)
+
+    def _take(self, arrival: _Arrival, snapshot: RequestSnapshot | None) -> None:
+        submit = arrival.submit
         try:
-            matchers = None if made is None else made.result()
-            self._engine.submit(submit, arrived_at, matchers=matchers)
+            self._engine.submit(
+                submit, arrival.arrived_at, matchers=arrival.matchers, snapshot=snapshot
+            )
         except InvalidRequestError as exc:
-            for key in keys:
-                del self._owners[key]
-            logger.warning("gateway %s: %s", gateway, exc.message)
+            for one in split_choices(submit):
+                self._owners.pop(RequestKey(one.request_id, one.attempt), None)
+            logger.warning("worker %s: %s", self.worker, exc.message)
+
+    def _admit_arrival(
+        self,
+        key: RequestKey,
+        loaded: RequestSnapshot | ServingError | None,
+        expected: _Arrival | None = None,
+    ) -> None:
+        """Submit a request that waits for its snapshot; nothing happens if it does not any more."""
+        arrival = self._arriving.get(key)
+        if arrival is None or (expected is not None and arrival is not expected):
+            return
+        del self._arriving[key]
+        if isinstance(loaded, ServingError):
+            logger.warning("request %s: %s; it is computed again", key.request_id, loaded.message)
+            self._engine.requests.counters.num_refused_snapshots += 1
+        self._take(arrival, loaded if isinstance(loaded, RequestSnapshot) else None)
+        self._engine.credit(key, arrival.num_credit)
+        if self._is_moving_out:
+            self._mover.move_all()
+
+    def _credit(self, key: RequestKey, num_tokens: int) -> None:
+        arrival = self._arriving.get(key)
+        if arrival is None:
+            self._engine.credit(key, num_tokens)
+        else:
+            arrival.num_credit += max(num_tokens, 0)
+
+    def _drain(self) -> None:
+        if not self._is_draining:
+            self._is_draining = True
+            self._broadcast(Draining())
+
+    def _move_out(self) -> None:
+        self._drain()
+        self._is_moving_out = True
+        for key in list(self._arriving):
+            self._admit_arrival(key, None)
+        self._mover.move_all()
 
     def _held_requests(self) -> frozenset[RequestKey]:
         """Requests of gateways that do not read what they have been sent."""
@@ -264,41 +422,33 @@ class AttentionWorker:
 
     def _report(self, outcome: StepOutcome) -> None:
         self._stats = self._engine.stats()
-        for gateway, report in self._split(outcome).items():
-            sink = self._sinks.get(gateway)
-            if sink is None:
-                continue
-            try:
-                sink.send(report)
-            except Exception:
-                # The worker's outermost loop: a broken sink loses its gateway only.
-                logger.exception("attention worker %s: the sink of %s failed", self.worker, gateway)
-                self._disconnect(gateway)
+        reports = split_outcome(outcome, self._mover.take_saved(), self._owners)
+        for gateway, report in reports.items():
+            self._send(gateway, report)
+        news = self._engine.requests.prefixes.take_news()
+        if news is not None:
+            self._prefix_epoch += 1
+            self._broadcast(PrefixNews(self._prefix_epoch, list(news.added), list(news.removed)))
 
-    def _split(self, outcome: StepOutcome) -> dict[GatewayId, StepReport]:
-        """Sort the news of a step by gateway and forget the owners of ended requests."""
-        reports: dict[GatewayId, StepReport] = {}
+    def _tell_levels(self) -> None:
+        levels = self._levels.take(self._stats, self._clock()) if self._sinks else None
+        if levels is not None:
+            self._broadcast(levels)
 
-        def report_of(key: RequestKey) -> StepReport | None:
-            gateway = self._owners.get(key)
-            if gateway is None:
-                return None
-            if gateway not in reports:
-                reports[gateway] = StepReport(outcome.step, [], [], [], [])
-            return reports[gateway]
+    def _broadcast(self, message: ToGateway) -> None:
+        for gateway in list(self._sinks):
+            self._send(gateway, message)
 
-        for kind in ("tokens", "logits", "prompt_logprobs"):
-            for news in getattr(outcome, kind):
-                report = report_of(RequestKey(news.request_id, news.attempt))
-                if report is not None:
-                    getattr(report, kind).append(news)
-        for ended in outcome.ended:
-            key = RequestKey(ended.request_id, ended.attempt)
-            report = report_of(key)
-            if report is not None:
-                report.ended.append(ended)
-                del self._owners[key]
-        return reports
+    def _send(self, gateway: GatewayId, message: ToGateway) -> None:
+        sink = self._sinks.get(gateway)
+        if sink is None:
+            return
+        try:
+            sink.send(message)
+        except Exception:
+            # The worker's outermost loop: a broken sink loses its gateway only.
+            logger.exception("attention worker %s: the sink of %s failed", self.worker, gateway)
+            self._disconnect(gateway)
 
 
 def _failure_of(made: Made) -> ServingError | None:

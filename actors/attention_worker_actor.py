@@ -9,6 +9,7 @@ from dataclasses import replace
 import ray
 
 from actors.attention_service import AttentionService
+from actors.snapshot_transport import SnapshotPeer
 from actors.worker_settings import NODE_HOST, AttentionServiceSettings
 from actors.worker_stats import AttentionServiceStats, WorkerIdentity
 from router.membership import Membership
@@ -38,6 +39,24 @@ class AttentionWorkerActor:
         """End everything but the process."""
         self._service.stop()
         self._stopped.set()
+
+    def vault_address(self) -> str:
+        """Where other attention workers send copies of their requests."""
+        return self._service.vault_address
+
+    def set_peers(self, peers: tuple[SnapshotPeer, ...]) -> None:
+        """Send copies of requests to these vaults from now on."""
+        self._service.set_peers(peers)
+
+    @ray.method(concurrency_group="health")
+    def move_out(self) -> None:
+        """Refuse new requests, and move the others to other workers."""
+        self._service.move_out()
+
+    @ray.method(concurrency_group="health")
+    def is_drained(self) -> bool:
+        """Whether it drains and has no request left."""
+        return self._service.is_drained
 
     @ray.method(concurrency_group="health")
     def drain(self) -> None:

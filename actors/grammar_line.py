@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from actors.engine.request import RequestKey
-from actors.request_channel import Cancel, Credit, Submit, ToWorker
+from actors.request_channel import Cancel, Credit, FlushCache, Submit, ToWorker
 from configs.ids import RequestId
 from model.constraint_vocabulary import Matcher
 
@@ -39,6 +39,8 @@ class GrammarLine:
             case Cancel() | Credit():
                 with self._lock:
                     return any(key in self._in_line for key in _possible_keys(message))
+            case FlushCache():
+                return False
 
     def add(self, message: ToWorker, deliver: Callable[[Made | None], None]) -> None:
         """Call `deliver` in turn, in another thread; with what was made for a submission.

@@ -1,10 +1,17 @@
 """The request channel: what a gateway and an attention worker say to each other, and its codec.
 
 One ordered byte stream per (gateway, attention worker). A message is a little-endian uint32 length
-and a msgpack map with a `type` tag. Gateway to worker: `Submit`, `Cancel`, `Credit`. Worker to
-gateway: `Welcome` once, then one `StepReport` per step that has news for this gateway: new tokens
-of all its requests together, and the requests that ended. Every submitted (request, attempt) ends
-in exactly one `Ended`.
+and a msgpack map with a `type` tag. Gateway to worker: `Submit`, `Cancel`, `Credit`, `FlushCache`.
+Worker to gateway: `Welcome` once, then one `StepReport` per step that has news for this gateway:
+new tokens of all its requests together, and the requests that ended; between them `PrefixNews`,
+`Draining`, `CacheFlushed` and `WorkerLevels`. Every submitted (request, attempt) ends in exactly
+one `Ended`.
+
+Moving: a worker that drains ends attempts with `MOVED`; a worker that is lost ends them by the
+connection's end. The gateway then submits the request to another worker as the next attempt, with
+the tokens so far in `generated_ids` and the last `SavedSnapshot` of the request in `snapshot`. The
+new worker restores the snapshot, or computes again where that is cheaper or the snapshot is gone,
+damaged or of something else: the tokens are the same.
 
 Flow control: a worker generates at most `Submit.credit_tokens` + all `Credit.num_tokens` tokens of
 a request, then pauses it until more credit comes, so a slow reader costs bounded memory and delays
@@ -74,6 +81,20 @@ class Sampling(msgspec.Struct, frozen=True):
     """`Submit.stop_token_ids` cannot be chosen before the answer has so many tokens."""
 
 
+class SnapshotPlace(msgspec.Struct, frozen=True):
+    """Where a copy of a request's memory lies that left its worker."""
+
+    address: str
+    """`folder:<path>`, or the address of a worker's vault: `unix:<path>` or `tcp:<host>:<port>`."""
+    name: str
+    """Names it there; `[a-zA-Z0-9._-]` only."""
+    position: int
+    """Tokens of the request that it holds."""
+    num_bytes: int
+    worker: WorkerId = WorkerId("")
+    """The worker whose memory it is in; "" for a folder."""
+
+
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
     """Run a request."""
 
@@ -104,6 +125,10 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     """Report the log-probability of each token and of so many most likely ones, unless None."""
     prompt_logprobs: int | None = None
     """The same for the tokens of the prompt, in `PromptLogprobs` of the first choice."""
+    priority: int = 0
+    """Lower is served earlier, -100 to 100. One more is worth `PRIORITY_WAIT_S` of waiting."""
+    snapshot: SnapshotPlace | None = None
+    """What an earlier attempt left; only with one choice."""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
@@ -121,6 +146,13 @@ class Credit(msgspec.Struct, frozen=True, tag="credit"):
     num_tokens: int
 
 
+class FlushCache(msgspec.Struct, frozen=True, tag="flush"):
+    """Forget every prefix that no running request uses; answered by `CacheFlushed`."""
+
+    flush_id: int
+    """Chosen by the gateway, repeated in the answer."""
+
+
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     """First message of a worker to a gateway that connected."""
 
@@ -128,6 +160,10 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     generation: int
     max_request_tokens: int
     """Prompt and generated tokens of one request that can ever fit this worker."""
+    block_tokens: int = 64
+    """Tokens per link of the chains in `PrefixNews`."""
+    is_draining: bool = False
+    """Takes no new requests."""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -201,8 +237,16 @@ class Ended(msgspec.Struct, frozen=True):
     error_message: str = ""
 
 
+class SavedSnapshot(msgspec.Struct, frozen=True):
+    """A copy of a request's memory has arrived at a place outside its worker."""
+
+    request_id: RequestId
+    attempt: int
+    place: SnapshotPlace
+
+
 class StepReport(msgspec.Struct, frozen=True, tag="step"):
-    """News of one step for one gateway. Tokens come before the ends in the same report.
+    """News of one step for one gateway. Tokens and `saved` come before ends in the same report.
 
     All `PromptLogprobs` of a request come before its first token.
     """
@@ -212,10 +256,54 @@ class StepReport(msgspec.Struct, frozen=True, tag="step"):
     logits: list[LogitRows] = []
     prompt_logprobs: list[PromptLogprobs] = []
     ended: list[Ended] = []
+    saved: list[SavedSnapshot] = []
 
 
-ToWorker = Submit | Cancel | Credit
-ToGateway = Welcome | StepReport
+class PrefixNews(msgspec.Struct, frozen=True, tag="prefixes"):
+    """What the prefix cache of a worker gained and lost, as ends of chains of whole blocks.
+
+    A key is the last of `actors.prefix_chain.chain_keys` of the tokens before a snapshot; prompts
+    that begin with them find it. For choosing a worker only: the worker itself looks again.
+    """
+
+    epoch: int
+    """Grows by one per message; the first message after `Welcome` holds all there is."""
+    added: list[bytes] = []
+    removed: list[bytes] = []
+
+
+class Draining(msgspec.Struct, frozen=True, tag="draining"):
+    """The worker takes no new requests from now on."""
+
+
+class LevelSample(msgspec.Struct, frozen=True, array_like=True):
+    """One value of a metric of `configs/metrics.py` whose source is a worker."""
+
+    metric: str
+    value: float
+    labels: dict[str, str] = {}
+    """But `worker`, which the gateway adds."""
+
+
+class WorkerLevels(msgspec.Struct, frozen=True, tag="levels"):
+    """The metrics of a worker, all of them; sent now and then while they change."""
+
+    samples: list[LevelSample]
+
+
+class CacheFlushed(msgspec.Struct, frozen=True, tag="flushed"):
+    """Answer to `FlushCache`."""
+
+    flush_id: int
+    num_snapshots: int
+    """Snapshots that were forgotten."""
+
+
+PRIORITY_WAIT_S: Final = 60.0
+"""A request of priority p is served as if it had arrived p times so many seconds later."""
+
+ToWorker = Submit | Cancel | Credit | FlushCache
+ToGateway = Welcome | StepReport | PrefixNews | Draining | CacheFlushed | WorkerLevels
 
 _encoder = msgspec.msgpack.Encoder()
 _to_worker_decoder: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)

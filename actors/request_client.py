@@ -8,10 +8,14 @@ from collections.abc import AsyncIterator
 
 from actors.request_channel import (
     LENGTH_BYTES,
+    CacheFlushed,
+    Draining,
+    PrefixNews,
     StepReport,
     ToGateway,
     ToWorker,
     Welcome,
+    WorkerLevels,
     decode_length,
     decode_to_gateway,
     encode_message,
@@ -24,6 +28,9 @@ from configs.errors import (
 )
 
 CONNECT_TIMEOUT_S = 10.0
+
+WorkerNews = StepReport | PrefixNews | Draining | CacheFlushed | WorkerLevels
+"""What a worker sends after its welcome."""
 
 
 class RequestClient:
@@ -88,12 +95,12 @@ class RequestClient:
         except OSError as exc:
             raise PeerClosedError(f"{self.address} closed the connection: {exc}") from exc
 
-    async def __aiter__(self) -> AsyncIterator[StepReport]:
-        """Yield reports in order; ends after `close`.
+    async def __aiter__(self) -> AsyncIterator[WorkerNews]:
+        """Yield what the worker sends, in order; ends after `close`.
 
         Raises:
             PeerClosedError: The worker closed the connection.
-            FrameError: It sent something else than a report.
+            FrameError: It sent a second welcome, or what is no message.
         """
         while True:
             try:
@@ -102,8 +109,8 @@ class RequestClient:
                 if self._is_closed:
                     return
                 raise
-            if not isinstance(message, StepReport):
-                raise FrameError(f"{self.address} sent {type(message).__name__} after its welcome")
+            if isinstance(message, Welcome):
+                raise FrameError(f"{self.address} sent Welcome after its welcome")
             yield message
 
     async def close(self) -> None:

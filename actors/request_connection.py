@@ -15,7 +15,7 @@ from collections.abc import Callable
 from actors.attention_worker import HOLD_BACKLOG_BYTES, AttentionWorker
 from actors.request_channel import (
     LENGTH_BYTES,
-    StepReport,
+    ToGateway,
     decode_length,
     decode_to_worker,
     encode_message,
@@ -72,8 +72,8 @@ class RequestConnection:
         """Bytes taken by `send` that are not in the kernel yet."""
         return self._backlog_bytes
 
-    def send(self, report: StepReport) -> None:
-        """Buffer a report; called on the engine thread."""
+    def send(self, report: ToGateway) -> None:
+        """Buffer a report or news; called on the engine thread."""
         try:
             data = encode_message(report)
         except FrameError:

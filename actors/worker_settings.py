@@ -29,6 +29,23 @@ class ComputeSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class SnapshotSettings:
+    """What an attention worker keeps, and how its requests move."""
+
+    memory_bytes: int = 0
+    """State copies for reuse and of preempted requests; 0 keeps none."""
+    interval_tokens: int = 2048
+    min_gain_tokens: int = 64
+    copy_interval_tokens: int = 0
+    """Running requests are copied away after so many new tokens; 0 never."""
+    folder: Path | None = None
+    """Where copies go that leave the worker; None sends them to other attention workers."""
+    max_stored_bytes: int = 1 << 30
+    """Copies of others in its memory, or of all in `folder`."""
+    transfer_timeout_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionServiceSettings:
     """Everything about one attention worker."""
 
@@ -45,6 +62,7 @@ class AttentionServiceSettings:
     """Address for the request channel, or `NODE_HOST`; None takes a Unix socket in `sockets`."""
     sockets: Path
     """Folder of the sockets of this launch."""
+    snapshots: SnapshotSettings = SnapshotSettings()
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,22 @@ class AttentionServiceStats:
     """Weights, blocks and slots."""
     transports: tuple[str, ...]
     """Per expert worker, in the order of the membership."""
+    cached_blocks: int = 0
+    """Held by prefix snapshots only."""
+    prefix_snapshots: int = 0
+    snapshot_bytes: int = 0
+    """State copies of prefix snapshots and of preempted requests."""
+    prefix_hits: int = 0
+    """Requests that began at a prefix snapshot."""
+    prefix_hit_tokens: int = 0
+    """Tokens that these did not compute."""
+    preemptions: int = 0
+    restores: int = 0
+    """Requests that went on from a copy of their memory."""
+    recomputed_tokens: int = 0
+    """Tokens that were given up without a copy."""
+    moved_requests: int = 0
+    """Handed to another worker."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from actors.worker_settings import (
     AttentionServiceSettings,
     ComputeSettings,
     ExpertServiceSettings,
+    SnapshotSettings,
 )
 from cluster.api.gateway_settings import (
     AccessSettings,
@@ -113,6 +114,7 @@ def plan_launch(
             max_queued_requests=serving.attention_pool.max_queued_requests,
             host=None if host == LOOPBACK else host,
             sockets=sockets,
+            snapshots=_snapshots(resolved),
         )
         for number in range(serving.attention_pool.num_workers)
     )
@@ -168,6 +170,7 @@ def plan_gateway(
             max_message_bytes=api.max_message_bytes,
             max_running_requests=api.max_running_requests,
             drain_timeout_s=api.drain_timeout_s,
+            move_timeout_s=api.move_timeout_s,
             vocab_size=dims.vocab_size,
             context_tokens=resolved.context_tokens,
             eos_token_ids=dims.eos_token_ids,
@@ -224,6 +227,19 @@ def describe_config(resolved: ResolvedConfig) -> str:
         name: value for name, value in asdict(resolved).items() if name not in ("serving", "notes")
     }
     return json.dumps({"serving": tree, "resolved": derived, "notes": list(resolved.notes)})
+
+
+def _snapshots(resolved: ResolvedConfig) -> SnapshotSettings:
+    config = resolved.serving.attention_pool.snapshots
+    return SnapshotSettings(
+        memory_bytes=resolved.snapshot_bytes,
+        interval_tokens=config.interval_tokens,
+        min_gain_tokens=config.min_gain_tokens,
+        copy_interval_tokens=config.copy_interval_tokens,
+        folder=None if config.folder is None else config.folder.absolute(),
+        max_stored_bytes=config.max_stored_bytes,
+        transfer_timeout_s=config.transfer_timeout_s,
+    )
 
 
 def _compute(resolved: ResolvedConfig, *, num_threads: int) -> ComputeSettings:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import entry_points
-from typing import Final
+from typing import Final, Protocol
 
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
@@ -28,6 +28,7 @@ from prometheus_client import (
     generate_latest,
 )
 from prometheus_client import Metric as PrometheusMetric
+from prometheus_client.registry import Collector
 
 from configs.errors import ConfigError, ServingError
 from configs.metrics import CATALOGUE, Metric, MetricKind
@@ -64,8 +65,11 @@ class Metrics:
         self._counters: dict[str, Counter] = {}
         self._gauges: dict[str, Gauge] = {}
         self._histograms: dict[str, Histogram] = {}
+        self._reported = _ReportedMetrics()
+        self._registry.register(self._reported)
         for metric in CATALOGUE:
-            self._create(metric)
+            if not metric.is_of_worker:
+                self._create(metric)
 
     def add(self, metric: Metric, amount: float = 1, **labels: str) -> None:
         """Add to a counter of the catalogue."""
@@ -85,6 +89,12 @@ class Metrics:
         """Put a value into a histogram of the catalogue."""
         histogram = self._histograms[metric.name]
         (histogram.labels(**labels) if labels else histogram).observe(value)
+
+    def report(self, worker: str, samples: Sequence[Sample]) -> None:
+        """Show these as the metrics of a worker, in place of those before; none forgets it."""
+        self._reported.samples.pop(worker, None)
+        if samples:
+            self._reported.samples[worker] = tuple(samples)
 
     def exposition(self) -> bytes:
         """Return all metrics as Prometheus text, of `EXPOSITION_TYPE`."""
@@ -106,6 +116,45 @@ class Metrics:
                 self._histograms[name] = Histogram(
                     name, text, labels, registry=self._registry, buckets=metric.buckets
                 )
+
+
+class Sample(Protocol):
+    """One value that a worker reports."""
+
+    @property
+    def metric(self) -> str:
+        """Name of a metric of the catalogue."""
+
+    @property
+    def value(self) -> float:
+        """In the metric's unit."""
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """But `worker`."""
+
+
+class _ReportedMetrics(Collector):
+    """The metrics that workers report, as they were last told."""
+
+    def __init__(self) -> None:
+        self.samples: dict[str, tuple[Sample, ...]] = {}
+
+    def collect(self) -> Iterator[PrometheusMetric]:
+        families = {metric.name: _family(metric) for metric in CATALOGUE if metric.is_of_worker}
+        # A scrape comes on another thread than the reports.
+        for worker, samples in list(self.samples.items()):
+            for sample in samples:
+                family = families.get(sample.metric)
+                if family is not None:
+                    labels = {"worker": worker, **sample.labels}
+                    family.add_sample(sample.metric, labels, sample.value)
+        yield from families.values()
+
+
+def _family(metric: Metric) -> PrometheusMetric:
+    name = metric.name.removesuffix("_total")
+    return PrometheusMetric(name, metric.description, metric.kind.value)
 
 
 class _WithoutCreated(CollectorRegistry):

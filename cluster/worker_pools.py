@@ -9,6 +9,7 @@ from typing import Final, Literal
 
 from actors.attention_worker_actor import AttentionWorkerActor
 from actors.expert_worker_actor import ExpertWorkerActor
+from actors.snapshot_transport import SnapshotPeer
 from actors.worker_stats import WorkerIdentity
 from cluster.launch_plan import LaunchPlan
 from cluster.ray_gateway import RayGateway, Tick, WorkerCall, WorkerHandle, actor_name
@@ -112,6 +113,7 @@ class WorkerPools:
             timeout_s=2 * timeout_s + _MARGIN_S,
             tick=tick,
         )
+        self._introduce_vaults(timeout_s=timeout_s, tick=tick)
         cluster = self._plan.cluster
         records = [
             _record(cluster, identity, "expert", info.addresses) for identity, info in self._answers
@@ -121,6 +123,23 @@ class WorkerPools:
             for identity, address in zip(self._identities, addresses, strict=True)
         ]
         store.write_workers(records, token=token)
+
+    def _introduce_vaults(self, *, timeout_s: float, tick: Tick) -> None:
+        """Tell every attention worker where the others take copies of its requests."""
+        vaults: list[str] = self._ray.call_all(
+            [WorkerCall(handle, "vault_address") for handle in self._attention],
+            timeout_s=timeout_s + _MARGIN_S,
+            tick=tick,
+        )
+        peers = tuple(
+            SnapshotPeer(handle.worker, address)
+            for handle, address in zip(self._attention, vaults, strict=True)
+        )
+        self._ray.call_all(
+            [WorkerCall(handle, "set_peers", (peers,)) for handle in self._attention],
+            timeout_s=timeout_s + _MARGIN_S,
+            tick=tick,
+        )
 
     def _stop(self, handles: Sequence[WorkerHandle]) -> None:
         for handle in handles:

@@ -184,6 +184,12 @@ class ShuttingDownError(WorkerError):
     code = "SHUTTING_DOWN"
 
 
+class SnapshotError(WorkerError):
+    """A copy of a request's memory is missing, damaged, or of another request or model."""
+
+    code = "SNAPSHOT_INVALID"
+
+
 class TransportError(ServingError):
     """A data-plane or request-channel connection failed. Names the peer."""
 

@@ -36,6 +36,8 @@ class Metric:
     description: str
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
+    is_of_worker: bool = False
+    """Told by attention workers and shown by every gateway: take one gateway's, not the sum."""
     """Upper bounds of a histogram, ascending, in `unit`."""
 
 
@@ -69,6 +71,13 @@ REFUSED_REQUESTS: Final = Metric(
     unit="{request}",
     description="Requests refused before a worker saw them, by error code.",
     labels=("operation", "code"),
+)
+MOVED_REQUESTS: Final = Metric(
+    name="latentmesh_requests_moved_total",
+    kind=MetricKind.COUNTER,
+    unit="{request}",
+    description="Requests that went on at another worker, because theirs drained or was lost.",
+    labels=("reason",),
 )
 PROMPT_TOKENS: Final = Metric(
     name="latentmesh_prompt_tokens_total",
@@ -132,10 +141,132 @@ INTERNAL_ERRORS: Final = Metric(
     labels=("method",),
 )
 
+ATTENTION_REQUESTS: Final = Metric(
+    name="latentmesh_attention_requests",
+    kind=MetricKind.GAUGE,
+    unit="{request}",
+    description="Requests at an attention worker: running (they have memory) or queued.",
+    labels=("worker", "state"),
+    is_of_worker=True,
+)
+ATTENTION_BLOCKS: Final = Metric(
+    name="latentmesh_attention_blocks",
+    kind=MetricKind.GAUGE,
+    unit="{block}",
+    description="MLA blocks of an attention worker: used, cached (prefixes only) or free.",
+    labels=("worker", "state"),
+    is_of_worker=True,
+)
+ATTENTION_SLOTS: Final = Metric(
+    name="latentmesh_attention_state_slots",
+    kind=MetricKind.GAUGE,
+    unit="{slot}",
+    description="KDA and conv state slots of an attention worker: used or free.",
+    labels=("worker", "state"),
+    is_of_worker=True,
+)
+SNAPSHOT_BYTES: Final = Metric(
+    name="latentmesh_attention_snapshot_bytes",
+    kind=MetricKind.GAUGE,
+    unit="By",
+    description="State copies at an attention worker: of prefixes, or of requests without memory.",
+    labels=("worker", "kind"),
+    is_of_worker=True,
+)
+PREFIX_SNAPSHOTS: Final = Metric(
+    name="latentmesh_attention_prefix_snapshots",
+    kind=MetricKind.GAUGE,
+    unit="{snapshot}",
+    description="Positions at which new requests can begin instead of at their first token.",
+    labels=("worker",),
+    is_of_worker=True,
+)
+PREFIX_HITS: Final = Metric(
+    name="latentmesh_attention_prefix_hits_total",
+    kind=MetricKind.COUNTER,
+    unit="{request}",
+    description="Requests that began at a prefix snapshot.",
+    labels=("worker",),
+    is_of_worker=True,
+)
+PREFIX_HIT_TOKENS: Final = Metric(
+    name="latentmesh_attention_prefix_hit_tokens_total",
+    kind=MetricKind.COUNTER,
+    unit="{token}",
+    description="Tokens that were not computed because a prefix snapshot held them.",
+    labels=("worker",),
+    is_of_worker=True,
+)
+PREFIX_EVICTIONS: Final = Metric(
+    name="latentmesh_attention_prefix_evictions_total",
+    kind=MetricKind.COUNTER,
+    unit="{snapshot}",
+    description="Prefix snapshots that were given up for others or for requests.",
+    labels=("worker",),
+    is_of_worker=True,
+)
+PREEMPTIONS: Final = Metric(
+    name="latentmesh_attention_preemptions_total",
+    kind=MetricKind.COUNTER,
+    unit="{request}",
+    description="Requests that gave up their memory to others, by how they come back.",
+    labels=("worker", "way"),
+    is_of_worker=True,
+)
+RESTORES: Final = Metric(
+    name="latentmesh_attention_restores_total",
+    kind=MetricKind.COUNTER,
+    unit="{request}",
+    description="Requests that went on from a copy of their memory.",
+    labels=("worker",),
+    is_of_worker=True,
+)
+REFUSED_SNAPSHOTS: Final = Metric(
+    name="latentmesh_attention_snapshots_refused_total",
+    kind=MetricKind.COUNTER,
+    unit="{snapshot}",
+    description="Copies from other workers that were missing, damaged or of something else.",
+    labels=("worker",),
+    is_of_worker=True,
+)
+RECOMPUTED_TOKENS: Final = Metric(
+    name="latentmesh_attention_recomputed_tokens_total",
+    kind=MetricKind.COUNTER,
+    unit="{token}",
+    description="Tokens that were given up without a copy and had to be computed again.",
+    labels=("worker",),
+    is_of_worker=True,
+)
+COMPUTED_TOKENS: Final = Metric(
+    name="latentmesh_attention_tokens_computed_total",
+    kind=MetricKind.COUNTER,
+    unit="{token}",
+    description="Tokens computed: of prompts, generated, or replayed in decode form.",
+    labels=("worker", "form"),
+    is_of_worker=True,
+)
+STEP_SECONDS: Final = Metric(
+    name="latentmesh_attention_step_seconds_total",
+    kind=MetricKind.COUNTER,
+    unit="s",
+    description="Time in steps that computed something.",
+    labels=("worker",),
+    is_of_worker=True,
+)
+STEPS: Final = Metric(
+    name="latentmesh_attention_steps_total",
+    kind=MetricKind.COUNTER,
+    unit="{step}",
+    description="Steps that computed something.",
+    labels=("worker",),
+    is_of_worker=True,
+)
+
 CATALOGUE: Final[tuple[Metric, ...]] = (
     REQUESTS,
     RUNNING_REQUESTS,
     REFUSED_REQUESTS,
+    MOVED_REQUESTS,
     PROMPT_TOKENS,
     OUTPUT_TOKENS,
     TIME_TO_FIRST_TOKEN,
@@ -145,6 +276,21 @@ CATALOGUE: Final[tuple[Metric, ...]] = (
     LOST_CONNECTIONS,
     REFUSED_ACCESS,
     INTERNAL_ERRORS,
+    ATTENTION_REQUESTS,
+    ATTENTION_BLOCKS,
+    ATTENTION_SLOTS,
+    SNAPSHOT_BYTES,
+    PREFIX_SNAPSHOTS,
+    PREFIX_HITS,
+    PREFIX_HIT_TOKENS,
+    PREFIX_EVICTIONS,
+    PREEMPTIONS,
+    RESTORES,
+    REFUSED_SNAPSHOTS,
+    RECOMPUTED_TOKENS,
+    COMPUTED_TOKENS,
+    STEP_SECONDS,
+    STEPS,
 )
 
 

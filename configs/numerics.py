@@ -36,13 +36,15 @@ class Combine(StrEnum):
 
 
 class EndReason(StrEnum):
-    """The one way an accepted request ended."""
+    """The one way an accepted request ended, or one worker's attempt at it."""
 
     FINISHED = "finished"
     CANCELLED = "cancelled"
     DEADLINE = "deadline"
     REJECTED = "rejected"
     FAILED = "failed"
+    MOVED = "moved"
+    """Of an attempt only: its worker gives it up while it drains; the next attempt goes on."""
 
 
 class FinishReason(StrEnum):

@@ -15,6 +15,8 @@ from configs.schema import ServingConfig
 
 MAX_AUTO_BLOCKS_BYTES = 4 << 30
 """`num_blocks: auto` takes at most this much for the MLA cache of one CPU worker."""
+SCRATCH_SLOTS = 2
+"""State slots beside those of requests, for states that become snapshots while a step runs."""
 MEMORY_SHARE = 0.7
 """Part of the machine's free memory that all workers together may plan with."""
 
@@ -49,6 +51,8 @@ class ResolvedConfig:
     attention_threads: int
     expert_threads: int
     num_blocks: int
+    snapshot_bytes: int
+    """State copies of one attention worker."""
     context_tokens: int
     combine: Combine
     access: AccessDecision
@@ -72,7 +76,8 @@ def resolve(config: ServingConfig, facts: Facts) -> ResolvedConfig:
     combine = _resolve_combine(config, facts, notes)
     attention_threads, expert_threads = _resolve_threads(config, facts, notes)
     _check_expert_memory(config, facts)
-    num_blocks = _resolve_blocks(config, facts, notes)
+    snapshot_bytes = _resolve_snapshots(config, facts, notes)
+    num_blocks = _resolve_blocks(config, facts, device, snapshot_bytes, notes)
     context = _resolve_context(config, facts, num_blocks, notes)
     if config.router.transport == "nccl":
         raise ConfigError(
@@ -84,6 +89,7 @@ def resolve(config: ServingConfig, facts: Facts) -> ResolvedConfig:
         attention_threads=attention_threads,
         expert_threads=expert_threads,
         num_blocks=num_blocks,
+        snapshot_bytes=snapshot_bytes,
         context_tokens=context,
         combine=combine,
         access=access,
@@ -184,11 +190,33 @@ def _worker_memory(setting: int | str, config: ServingConfig, facts: Facts) -> i
     return int(facts.available_memory_bytes * MEMORY_SHARE) // num_workers
 
 
-def _resolve_blocks(config: ServingConfig, facts: Facts, notes: list[str]) -> int:
+def _resolve_snapshots(config: ServingConfig, facts: Facts, notes: list[str]) -> int:
     pool = config.attention_pool
-    slots_bytes = pool.num_state_slots * facts.bytes_per_slot
+    wanted = pool.snapshots.memory_bytes
+    if wanted == "auto":
+        snapshot_bytes = pool.num_state_slots * facts.bytes_per_slot
+        notes.append(
+            f"attention_pool.snapshots.memory_bytes = {snapshot_bytes:,}: as the "
+            f"{pool.num_state_slots} state slots"
+        )
+        return snapshot_bytes
+    if wanted < 0:
+        raise ConfigError(
+            f"attention_pool.snapshots.memory_bytes is {wanted}, must be at least 0 or auto"
+        )
+    return wanted
+
+
+def _resolve_blocks(
+    config: ServingConfig, facts: Facts, device: str, snapshot_bytes: int, notes: list[str]
+) -> int:
+    pool = config.attention_pool
+    num_slots = pool.num_state_slots + (SCRATCH_SLOTS if snapshot_bytes else 0)
+    # Copies lie beside the caches only where workers compute in the same memory.
+    kept_bytes = snapshot_bytes if device == "cpu" else 0
+    slots_bytes = num_slots * facts.bytes_per_slot
     limit = _worker_memory(pool.memory_bytes, config, facts)
-    fixed = facts.attention_side_bytes + slots_bytes
+    fixed = facts.attention_side_bytes + slots_bytes + kept_bytes
     wanted = pool.num_blocks
     smallest = wanted if isinstance(wanted, int) else 1
     if smallest < 1:
@@ -197,9 +225,10 @@ def _resolve_blocks(config: ServingConfig, facts: Facts, notes: list[str]) -> in
     if needed > limit:
         raise DeviceTooSmallError(
             f"an attention worker needs {needed:,} bytes ({facts.attention_side_bytes:,} weights, "
-            f"{slots_bytes:,} for {pool.num_state_slots} state slots, {smallest} block(s) of "
-            f"{facts.bytes_per_block:,}) and may use {limit:,}; lower "
-            f"attention_pool.num_state_slots or raise attention_pool.memory_bytes"
+            f"{slots_bytes:,} for {num_slots} state slots, {kept_bytes:,} for snapshots, "
+            f"{smallest} block(s) of {facts.bytes_per_block:,}) and may use {limit:,}; lower "
+            f"attention_pool.num_state_slots or attention_pool.snapshots.memory_bytes, or raise "
+            f"attention_pool.memory_bytes"
         )
     if isinstance(wanted, int):
         return wanted

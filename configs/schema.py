@@ -35,6 +35,37 @@ class ModelConfig(_Section):
     """Where both sides compute. `auto` takes a GPU when torch sees one."""
 
 
+class SnapshotConfig(_Section):
+    """What attention workers keep of what they computed, and how requests move between them."""
+
+    memory_bytes: int | Auto = "auto"
+    """State copies of one worker: for prompts that begin alike, and of preempted requests.
+
+    0 keeps none. `auto` is as much as the state slots take.
+    """
+    interval_tokens: int = Field(default=2048, ge=16, le=1 << 20, multiple_of=16)
+    """A long prompt leaves a reusable state at every multiple, besides the one near its end.
+
+    In one step it leaves one at most: the last.
+    """
+    min_gain_tokens: int = Field(default=64, ge=1, le=1 << 20)
+    """A reusable state saves at least so many tokens beyond the one before it."""
+    copy_interval_tokens: int = Field(default=0, ge=0, le=1 << 20)
+    """A running request is copied away from its worker after so many new tokens; 0 never.
+
+    When a worker is lost, its requests go on from their last copy instead of from their prompts.
+    """
+    folder: Path | None = None
+    """Folder that all attention workers share, for copies that leave their worker.
+
+    Without it they go into the memory of another attention worker.
+    """
+    max_stored_bytes: int = Field(default=1 << 30, ge=1 << 16, le=1 << 44)
+    """Copies of others in one worker's memory, or of all in `folder`; the oldest go first."""
+    transfer_timeout_s: float = Field(default=10.0, gt=0, le=3600)
+    """A copy that takes longer to send or fetch is given up; its tokens are computed again."""
+
+
 class AttentionPoolConfig(_Section):
     """Attention workers: requests, caches, sampling."""
 
@@ -58,6 +89,7 @@ class AttentionPoolConfig(_Section):
     """Requests that may wait for a slot before new ones are refused."""
     context_tokens: int | Auto = "auto"
     """Longest prompt plus answer; `auto` is the model's own limit, cut to what memory holds."""
+    snapshots: SnapshotConfig = SnapshotConfig()
 
 
 class ExpertPoolConfig(_Section):
@@ -157,6 +189,8 @@ class ApiConfig(_Section):
     """Requests in one gateway before new ones are refused with RESOURCE_EXHAUSTED."""
     drain_timeout_s: float = Field(default=10.0, ge=0, le=3600)
     """On shutdown running requests get this long to finish, seconds."""
+    move_timeout_s: float = Field(default=10.0, ge=0, le=3600)
+    """A request whose worker drained or was lost may wait this long for another one, seconds."""
     auth: AuthConfig = AuthConfig()
     tls: TlsConfig = TlsConfig()
     connections: ConnectionConfig = ConnectionConfig()

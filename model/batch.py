@@ -29,6 +29,9 @@ class Segment:
     """Row of the KDA state and conv state pools."""
     block_table: tuple[int, ...]
     """MLA blocks of the request, in order; covers at least `position + num_tokens` tokens."""
+    save_slot: int | None = None
+    """The state after the last token is copied there too. Prefill only: a request may go on in the
+    next segment of the same lane, from which its state could not be told apart afterwards."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ D head width, J conv taps - 1.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +20,19 @@ from model.dims import ModelDims
 
 _ALIGNMENT_BYTES = 64
 """As torch aligns its own tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotCopy:
+    """KDA and conv state of one request at one position, on the processor's side. Never written."""
+
+    state_AHDD: Tensor
+    conv_AJC: Tensor
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of both tensors."""
+        return self.state_AHDD.nbytes + self.conv_AJC.nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +70,32 @@ class ModelMemory:
         """Copy the KDA and conv state of one slot to another, bit by bit."""
         self.state_ASHDD[:, target].copy_(self.state_ASHDD[:, source])
         self.conv_ASJ3HD[:, target].copy_(self.conv_ASJ3HD[:, source])
+
+    def read_slot(self, slot: int) -> SlotCopy:
+        """Return a copy of the KDA and conv state of a slot."""
+        return SlotCopy(
+            self.state_ASHDD[:, slot].to("cpu", copy=True).contiguous(),
+            self.conv_ASJ3HD[:, slot].to("cpu", copy=True).contiguous(),
+        )
+
+    def write_slot(self, slot: int, copy: SlotCopy) -> None:
+        """Put a copy into a slot, bit by bit."""
+        self.state_ASHDD[:, slot].copy_(copy.state_AHDD)
+        self.conv_ASJ3HD[:, slot].copy_(copy.conv_AJC)
+
+    def read_tokens(self, blocks: Sequence[int], num_tokens: int) -> Tensor:
+        """Return a copy of the cache of the first `num_tokens` tokens of `blocks`, `[M, T, C]`."""
+        num_blocks = -(-num_tokens // self.block_size)
+        ids = torch.tensor(blocks[:num_blocks], dtype=torch.int64, device=self.kv_MNPC.device)
+        tokens_MTC = self.kv_MNPC.index_select(1, ids).flatten(1, 2)[:, :num_tokens]
+        return tokens_MTC.to("cpu").contiguous()
+
+    def write_tokens(self, blocks: Sequence[int], tokens_MTC: Tensor) -> None:
+        """Put a copy of the cache of tokens into the first of `blocks`, bit by bit."""
+        size = self.block_size
+        for index, start in enumerate(range(0, tokens_MTC.shape[1], size)):
+            part = tokens_MTC[:, start : start + size]
+            self.kv_MNPC[:, blocks[index], : part.shape[1]].copy_(part)
 
     def copy_block(self, source: int, target: int, num_tokens: int) -> None:
         """Copy the first `num_tokens` tokens of one block to another, over all MLA layers."""

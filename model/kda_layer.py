@@ -104,6 +104,8 @@ class KdaLayer:
             history = conv_SJC[prefill.state_slot]
             u, history = convolve_sequence(x_TC[prefill.start : prefill.stop], history, taps)
             conv_SJC[prefill.state_slot].copy_(history)
+            if prefill.save_slot is not None:
+                conv_SJC[prefill.save_slot].copy_(history)
             u_TC[prefill.start : prefill.stop] = u
         return u_TC
 
@@ -137,6 +139,8 @@ class KdaLayer:
             slot = prefill.state_slot
             o, state = chunk_kda(chunk, state_SHDD[slot], numerics=self._numerics)
             state_SHDD[slot].copy_(state)
+            if prefill.save_slot is not None:
+                state_SHDD[prefill.save_slot].copy_(state)
             o_THD[prefill.start : prefill.stop] = o
         return o_THD
 

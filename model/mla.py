@@ -2,8 +2,8 @@
 
 Two forms: expanded (prefill: keys and values of each head are made from the latents, tile by tile,
 with an online softmax) and absorbed (decode: the key up-projection moves to the query and the value
-up-projection behind the sum, so that the cache is read as it lies). `attend_plainly` is the twin of
-both.
+up-projection behind the sum, so that the cache is read as it lies; long contexts in tiles too).
+`attend_plainly` is the twin of both.
 
 Shapes: T tokens, H heads, L cached positions, Q queries of a tile, K keys of a tile, R latent rank,
 E nope width, G shared key width, C cache width (R + G), V value width, B decode tokens.
@@ -38,6 +38,9 @@ class TileShape:
 INVARIANT_TILE = TileShape(num_queries=64, num_keys=128)
 """Tiles lie at multiples of these absolute positions, whole even where a chunk covers a part."""
 FAST_TILE = TileShape(num_queries=256, num_keys=512)
+DECODE_TILE_TOKENS = 2048
+"""Cached positions of each request that decode copies out of the pool at once. A long context is
+read tile by tile: a whole copy costs memory by the context, and twice the time on a CPU."""
 
 
 def attend_plainly(
@@ -129,15 +132,48 @@ def _expand_keys(cache_KC: Tensor, weights: MlaWeights) -> tuple[Tensor, Tensor]
     return keys_HXK.float().contiguous(), v_KHV.transpose(0, 1).float().contiguous()
 
 
+class _RunningSoftmax:
+    """Attention over key tiles that come one after the other. One pass over the keys.
+
+    For a query that sees nothing of a tile, all its scores -inf, the tile changes no bit. The first
+    tile of a query holds position 0, which every query sees, so the maximum is finite from then on.
+    """
+
+    def __init__(self) -> None:
+        self._sum: Tensor | None = None
+        self._max = torch.empty(0)
+        self._total = torch.empty(0)
+
+    def take(self, scores: Tensor, values: Tensor, *, numerics: Numerics) -> None:
+        """Take in a tile: scores `[., Q, K]`, which are overwritten, and values `[., K, V]`."""
+        # The result does not depend on the maximum that is taken off, so no gradient flows there.
+        tile_max = scores.detach().amax(-1, keepdim=True)
+        if self._sum is None:
+            weights = apply_pointwise(torch.exp_, scores.sub_(tile_max), numerics=numerics)
+            self._max, self._total = tile_max, weights.sum(-1, keepdim=True)
+            self._sum = torch.bmm(weights, values)
+            return
+        new_max = torch.maximum(self._max, tile_max)
+        weights = apply_pointwise(torch.exp_, scores.sub_(new_max), numerics=numerics)
+        decay = torch.exp(self._max - new_max)
+        self._max = new_max
+        self._total = self._total * decay + weights.sum(-1, keepdim=True)
+        self._sum = self._sum * decay + torch.bmm(weights, values)
+
+    def finish(self) -> Tensor:
+        """The attention result `[., Q, V]`."""
+        if self._sum is None:
+            raise InvariantError("attention over no key tile: its queries have no cached position")
+        return torch.div(self._sum, self._total)
+
+
 class _QueryTile:
-    """Queries of a tile and their running softmax. One tile, one pass over the keys."""
+    """Queries of a tile and their running softmax."""
 
     def __init__(self, q_HQX: Tensor, position: int) -> None:
         self._q_HQX: Tensor = q_HQX * q_HQX.shape[2] ** -0.5
         self._position = position
-        self._sum: Tensor | None = None
-        self._max = q_HQX.new_zeros(0)
-        self._total = q_HQX.new_zeros(0)
+        self._softmax = _RunningSoftmax()
 
     @property
     def last_position(self) -> int:
@@ -147,32 +183,15 @@ class _QueryTile:
     def meet(
         self, keys_HXK: Tensor, values_HKV: Tensor, first_key: int, *, numerics: Numerics
     ) -> None:
-        """Take in a key tile. For a query that sees none of it, this changes no bit.
-
-        The first tile of a query holds position 0, which every query sees, so the running maximum
-        is finite from then on.
-        """
+        """Take in a key tile."""
         scores = torch.bmm(self._q_HQX, keys_HXK)
         if first_key + keys_HXK.shape[2] - 1 > self._position:
             scores = scores + self._causal_mask(scores, first_key)
-        tile_max = scores.amax(-1, keepdim=True)
-        if self._sum is None:
-            weights = apply_pointwise(torch.exp, scores - tile_max, numerics=numerics)
-            self._max, self._total = tile_max, weights.sum(-1, keepdim=True)
-            self._sum = torch.bmm(weights, values_HKV)
-            return
-        new_max = torch.maximum(self._max, tile_max)
-        weights = apply_pointwise(torch.exp, scores - new_max, numerics=numerics)
-        decay = torch.exp(self._max - new_max)
-        self._max = new_max
-        self._total = self._total * decay + weights.sum(-1, keepdim=True)
-        self._sum = self._sum * decay + torch.bmm(weights, values_HKV)
+        self._softmax.take(scores, values_HKV, numerics=numerics)
 
     def finish(self) -> Tensor:
         """The attention result `[H, Q, V]`."""
-        if self._sum is None:
-            raise InvariantError(f"queries from position {self._position} have met no key tile")
-        return torch.div(self._sum, self._total)
+        return self._softmax.finish()
 
     def _causal_mask(self, scores_HQK: Tensor, first_key: int) -> Tensor:
         """`[Q, K]`: 0 where the query sees the key, -inf where not."""
@@ -208,20 +227,54 @@ def attend_absorbed(
     first = 0
     for group in groups:
         num = group.rows_B.shape[0]
-        cache = pool_NPC.index_select(0, group.cache_blocks_N)
-        cache_BLC = cache.view(num, -1, pool_NPC.shape[2])[:, : group.span].float()
-        weights_BHL = torch.baddbmm(
-            group.mask_B1L,
-            q_BHC[first : first + num],
-            cache_BLC.transpose(1, 2),
-            alpha=q_BHX.shape[2] ** -0.5,
-        ).softmax(-1)
-        contexts.append(torch.bmm(weights_BHL, cache_BLC[:, :, :rank]))
+        contexts.append(
+            _read_group(
+                q_BHC[first : first + num],
+                pool_NPC,
+                group,
+                rank=rank,
+                scale=q_BHX.shape[2] ** -0.5,
+                numerics=numerics,
+            )
+        )
         first += num
     context_BHR = contexts[0] if len(contexts) == 1 else torch.cat(contexts)
     context_BHR = context_BHR.to(q_BHX.dtype)
     v_up_HRV = weights.v_up_proj.transpose(1, 2)
     return _multiply_heads(context_BHR, v_up_HRV, numerics=numerics).float()
+
+
+def _read_group(
+    q_BHC: Tensor,
+    pool_NPC: Tensor,
+    group: DecodeGroup,
+    *,
+    rank: int,
+    scale: float,
+    numerics: Numerics,
+) -> Tensor:
+    """Attention of a group in latent space, `[B, H, R]`; copies at most a tile of its cache."""
+    num_queries, block_size, width = q_BHC.shape[0], *pool_NPC.shape[1:]
+    blocks_BN = group.cache_blocks_N.view(num_queries, -1)
+    blocks_per_tile = max(1, DECODE_TILE_TOKENS // block_size)
+    softmax = _RunningSoftmax()
+    # One buffer for all tiles: fresh pages for each cost more than its reading.
+    num_rows = num_queries * min(blocks_per_tile, blocks_BN.shape[1])
+    buffer_NPC = pool_NPC.new_empty(num_rows, block_size, width)
+    for first_block in range(0, blocks_BN.shape[1], blocks_per_tile):
+        blocks = blocks_BN[:, first_block : first_block + blocks_per_tile]
+        first_key = first_block * block_size
+        last_key = min(first_key + blocks.shape[1] * block_size, group.span)
+        cache = buffer_NPC[: blocks.numel()]
+        torch.index_select(pool_NPC, 0, blocks.flatten(), out=cache)
+        cache_BKC = cache.view(num_queries, -1, width)[:, : last_key - first_key].float()
+        scores_BHK = torch.baddbmm(
+            group.mask_B1L[:, :, first_key:last_key], q_BHC, cache_BKC.transpose(1, 2), alpha=scale
+        )
+        if blocks.shape[1] == blocks_BN.shape[1]:
+            return torch.bmm(scores_BHK.softmax(-1), cache_BKC[:, :, :rank])
+        softmax.take(scores_BHK, cache_BKC[:, :, :rank], numerics=numerics)
+    return softmax.finish()
 
 
 def _multiply_heads(x_BHI: Tensor, weight_HIO: Tensor, *, numerics: Numerics) -> Tensor:

@@ -93,12 +93,13 @@ class MlaLayer:
     def _attend_prefill(self, q_THX: Tensor, prefill: PrefillPlan, pool_NPC: Tensor) -> Tensor:
         """The expanded form, reading the paged cache a key tile at a time."""
         rows_NC = pool_NPC.view(-1, pool_NPC.shape[2])
-        last = prefill.cache_rows_L.shape[0] - 1
 
         def read_cache(first: int, num: int) -> Tensor:
-            # Past the end the last token stands in: finite rows that the mask hides.
-            positions = torch.arange(first, first + num, device=q_THX.device).clamp_(max=last)
-            return rows_NC.index_select(0, prefill.cache_rows_L.index_select(0, positions))
+            rows_K = prefill.cache_rows_L[first : first + num]
+            if rows_K.shape[0] < num:
+                # Past the end the last token stands in: finite rows that the mask hides.
+                rows_K = torch.cat([rows_K, rows_K[-1:].expand(num - rows_K.shape[0])])
+            return rows_NC.index_select(0, rows_K)
 
         return attend_expanded(
             q_THX[prefill.start : prefill.stop],

@@ -29,6 +29,8 @@ class PrefillPlan:
     state_slot: int
     cache_rows_L: Tensor
     """int64: cache rows of positions 0 to `position + num_tokens`."""
+    save_slot: int | None = None
+    """Where its end state is copied to."""
 
     @property
     def stop(self) -> int:
@@ -101,6 +103,7 @@ def plan_step(batch: StepBatch, *, block_size: int, numerics: Numerics) -> StepP
             position=segment.position,
             state_slot=segment.state_slot,
             cache_rows_L=_locate_prefix(segment, block_size, device),
+            save_slot=segment.save_slot,
         )
         for segment in batch.segments
         if not segment.is_decode

@@ -23,6 +23,24 @@ MAX_GRAMMAR_CHARS = 1 << 20
 """Of all answers to a prompt together: each builds its own, 0.3 s for the dearest 64 Ki."""
 
 
+MAX_PRIORITY = 100
+"""Either way."""
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotLimits:
+    """How much is kept of what was computed."""
+
+    max_bytes: int = 0
+    """Of state copies for reuse and of copies of preempted requests together; 0 keeps none."""
+    interval_tokens: int = 2048
+    """Prefill leaves a prefix snapshot at every multiple; a multiple of 16."""
+    min_gain_tokens: int = 16
+    """A prefix snapshot saves at least so many tokens beyond the one before it."""
+    are_forms_distinct: bool = True
+    """Whether what decode computed is no prefix of a prompt: under invariant numerics."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
     """What one attention worker can hold. All counts at least 1 unless stated."""
@@ -37,6 +55,7 @@ class EngineLimits:
     """At least 16: one prefill tile."""
     max_queued_requests: int
     """May be 0: a request is then taken only while a slot and its blocks are free."""
+    snapshots: SnapshotLimits = SnapshotLimits()
 
     @property
     def max_request_tokens(self) -> int:
@@ -116,6 +135,14 @@ def _find_invalid_count(submit: Submit) -> InvalidRequestError | None:
         return InvalidRequestError(
             f"generated_ids has {len(submit.generated_ids)} tokens; with num_choices "
             f"{submit.num_choices} nothing can be replayed"
+        )
+    if submit.snapshot is not None and submit.num_choices > 1:
+        return InvalidRequestError(
+            f"a snapshot is of one answer; num_choices is {submit.num_choices}: send them apart"
+        )
+    if not -MAX_PRIORITY <= submit.priority <= MAX_PRIORITY:
+        return InvalidRequestError(
+            f"priority is {submit.priority}; it must be {-MAX_PRIORITY} to {MAX_PRIORITY}"
         )
     if submit.attempt < 0:
         return InvalidRequestError(f"attempt is {submit.attempt}; it must be at least 0")

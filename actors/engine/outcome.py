@@ -17,7 +17,9 @@ class StepOutcome:
     prompt_logprobs: tuple[PromptLogprobs, ...]
     ended: tuple[Ended, ...]
     num_computed_tokens: int
-    """Rows of all lanes; 0 when nothing could be computed: then wait for news or a deadline."""
+    """Rows of all lanes; 0 with `num_preempted` 0: wait for news or a deadline."""
+    num_preempted: int = 0
+    """Requests that gave up their memory; what it was for is computed in the next step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +30,26 @@ class EngineStats:
     num_queued: int
     num_free_blocks: int
     num_used_blocks: int
+    num_cached_blocks: int
+    """Held by prefix snapshots only."""
     num_free_slots: int
     num_used_slots: int
+    num_prefix_snapshots: int
+    prefix_snapshot_bytes: int
+    """State copies for reuse."""
+    request_copy_bytes: int
+    """Copies of requests that were preempted, or have come from another worker."""
+    prefix_hits_total: int
+    prefix_hit_tokens_total: int
+    prefix_evictions_total: int
+    kept_preemptions_total: int
+    """Those that left a copy."""
+    dropped_preemptions_total: int
+    """Those after which everything is computed again."""
+    recomputed_tokens_total: int
+    restores_total: int
+    refused_snapshots_total: int
+    moved_requests_total: int
     steps_total: int
     prompt_tokens_total: int
     """Prompt tokens computed."""

@@ -4,7 +4,8 @@ A submission with several choices is a group: the leader, its first request that
 the prompt; the followers own slots and blocks of their own from admission on, but the blocks that
 the prompt fills are the leader's, shared by reference and never written again. At the prompt's end
 each follower gets an exact copy of the leader's state and of the block that the prompt fills in
-part. A leader that ends before hands its memory and its followers to the next one.
+part. A leader that ends before hands its memory and its followers to the next one. A leader that is
+preempted takes its followers along.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from dataclasses import dataclass
 import msgspec
 
 from actors.engine.admission import EngineLimits, blocks_needed
-from actors.engine.block_pool import BlockPool
 from actors.engine.request import EngineRequest
 from actors.request_channel import Submit, choice_id
 from model.cache import ModelMemory
@@ -60,7 +60,8 @@ def can_share(submit: Submit, limits: EngineLimits) -> bool:
     """
     if submit.credit_tokens <= 0:
         return False
-    num_blocks = blocks_needed(len(submit.token_ids) + submit.max_tokens, limits.block_tokens)
+    # Each begins with its prompt and the first token; later they make room for each other.
+    num_blocks = blocks_needed(len(submit.token_ids) + 1, limits.block_tokens)
     need = group_need(len(submit.token_ids), num_blocks, submit.num_choices, limits.block_tokens)
     return need.num_slots <= limits.num_state_slots and need.num_blocks <= limits.num_blocks
 
@@ -71,15 +72,6 @@ def form_group(requests: Sequence[EngineRequest]) -> None:
     leader.followers = followers
     for follower in followers:
         follower.leader = leader
-
-
-def allocate_follower_blocks(
-    follower: EngineRequest, leader: EngineRequest, blocks: BlockPool, block_tokens: int
-) -> tuple[int, ...]:
-    """Return the leader's blocks that the prompt fills, shared, and new ones for the rest."""
-    shared = leader.blocks[: leader.num_prompt // block_tokens]
-    blocks.share(shared)
-    return shared + blocks.allocate(follower.num_blocks - len(shared))
 
 
 def fork_prompt(leader: EngineRequest, memory: ModelMemory) -> list[EngineRequest]:
@@ -97,14 +89,17 @@ def fork_prompt(leader: EngineRequest, memory: ModelMemory) -> list[EngineReques
             memory.copy_block(leader.blocks[num_full], follower.blocks[num_full], num_rest)
         follower.leader = None
         follower.computed = follower.num_shared = leader.num_prompt
-        follower.last_step = leader.last_step
+        follower.last_step, follower.last_saved = leader.last_step, leader.last_saved
     return followers
 
 
-def hand_over(leader: EngineRequest) -> None:
+def hand_over(leader: EngineRequest) -> EngineRequest:
     """Make the leader's first follower the leader, with the memory that holds the prompt so far.
 
     The old leader owns the follower's memory afterwards.
+
+    Returns:
+        The new leader.
     """
     heir, *others = leader.followers
     leader.followers, heir.leader = [], None
@@ -113,5 +108,7 @@ def hand_over(leader: EngineRequest) -> None:
         other.leader = heir
     leader.slot, heir.slot = heir.slot, leader.slot
     leader.blocks, heir.blocks = heir.blocks, leader.blocks
+    leader.snapshot, heir.snapshot = heir.snapshot, leader.snapshot
     heir.computed = heir.num_shared = leader.computed
-    heir.last_step = leader.last_step
+    heir.last_step, heir.last_saved = leader.last_step, leader.last_saved
+    return heir

@@ -11,8 +11,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from actors.engine.choosing import TokenChoice
-from actors.request_channel import Submit, Usage
+from actors.engine.prefix_index import PrefixSnapshot
+from actors.engine.request_snapshot import RequestSnapshot
+from actors.request_channel import PRIORITY_WAIT_S, Submit, Usage
 from configs.ids import RequestId
 from configs.numerics import FinishReason
 
@@ -24,11 +29,19 @@ class RequestKey(NamedTuple):
     attempt: int
 
 
+class Rank(NamedTuple):
+    """Order of service; unique on a worker."""
+
+    time: float
+    """Arrival, moved by the priority."""
+    number: int
+
+
 class Phase(StrEnum):
     """Where a request is in its life."""
 
     QUEUED = "queued"
-    """Owns no memory yet."""
+    """Owns no memory: not yet, or not any more because it was preempted."""
     PREFILL = "prefill"
     """Its prompt, or tokens of an earlier attempt, are being computed."""
     DECODE = "decode"
@@ -44,8 +57,8 @@ class EngineRequest:
     submit: Submit
     """Of this answer alone: one choice."""
     arrived_at: float
-    num_blocks: int
-    """Blocks that it can need at most; reserved as a whole at admission."""
+    number: int
+    """Of the submissions of this worker; breaks ties of rank."""
     choice: TokenChoice
     deadline: float | None
     credit: int
@@ -57,7 +70,21 @@ class EngineRequest:
     slot: int | None = None
     is_ended: bool = False
     last_step: int = 0
-    """Step that computed something of it last."""
+    """Step that computed something of it last, or admitted it."""
+    last_saved: int = 0
+    """Position of the last prefix snapshot that it left or came from."""
+    num_reported: int = 0
+    """Prompt positions whose rows were reported; for those who want rows."""
+    num_copied: int = 0
+    """Tokens in the last copy that has left this worker."""
+    snapshot: RequestSnapshot | None = None
+    """Copy of its memory that it comes back from when it is admitted again."""
+    hit: PrefixSnapshot | None = None
+    """Where it would go on if it were admitted now."""
+    hit_version: int = -1
+    """Version of the prefix index that `hit` is of."""
+    is_leaving: bool = False
+    """A copy of it is on its way to another worker; nothing is computed meanwhile."""
     admitted_at: float | None = None
     first_token_at: float | None = None
     leader: EngineRequest | None = None
@@ -66,11 +93,21 @@ class EngineRequest:
     """Requests whose `leader` this one is, live ones only."""
     num_shared: int = 0
     """Prompt tokens in memory that another request has computed."""
+    prompt_ids_T: NDArray[np.int32] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Keep the prompt as an array too."""
+        self.prompt_ids_T = np.asarray(self.submit.token_ids, dtype=np.int32)
 
     @property
     def key(self) -> RequestKey:
         """Name of the request."""
         return RequestKey(self.submit.request_id, self.submit.attempt)
+
+    @property
+    def rank(self) -> Rank:
+        """Requests of lower rank are served before it; never changes."""
+        return Rank(self.arrived_at + self.submit.priority * PRIORITY_WAIT_S, self.number)
 
     @property
     def phase(self) -> Phase:
@@ -99,8 +136,32 @@ class EngineRequest:
 
     @property
     def is_paused(self) -> bool:
-        """Whether it waits for credit, or for its leader to have computed the prompt."""
-        return self.credit <= 0 or self.leader is not None
+        """Whether it waits for credit, for its leader's prompt, or to leave this worker."""
+        return self.credit <= 0 or self.leader is not None or self.is_leaving
+
+    @property
+    def wants_rows(self) -> bool:
+        """Whether rows of its prompt are still to be reported."""
+        submit = self.submit
+        wants = submit.want_logits or submit.prompt_logprobs is not None
+        return wants and self.num_reported < self.num_prompt
+
+    @property
+    def row_limit(self) -> int:
+        """Prompt positions that may be computed: those a score has credit for, else all."""
+        if not self.submit.want_logits:
+            return self.num_prompt
+        return self.num_reported + max(self.credit, 0)
+
+    @property
+    def reuse_limit(self) -> int:
+        """Tokens that may come from a prefix: not the last one, nor any whose row is wanted."""
+        return self.num_reported if self.wants_rows else self.num_known - 1
+
+    @property
+    def num_start_tokens(self) -> int:
+        """Tokens that it is given blocks for when it is admitted: the known ones and the next."""
+        return min(self.num_known + 1, self.num_prompt + max(self.submit.max_tokens, 0))
 
     def tokens(self, position: int, num_tokens: int) -> list[int]:
         """Return `num_tokens` known tokens from `position` on."""
@@ -112,12 +173,36 @@ class EngineRequest:
             return self.generated[position - num_prompt : end - num_prompt]
         return self.submit.token_ids[position:] + self.generated[: end - num_prompt]
 
-    def take_progress(self, num_tokens: int, step: int) -> None:
-        """Note that `num_tokens` more tokens are in memory since `step`; a score pays for them."""
+    def forms(self, num_tokens: int, *, are_forms_distinct: bool) -> NDArray[np.int32]:
+        """Return the first known tokens as the prefix index names them.
+
+        Args:
+            num_tokens: How many.
+            are_forms_distinct: Negate those of the answer, which decode computes.
+        """
+        num_prompt = self.num_prompt
+        if num_tokens <= num_prompt:
+            return self.prompt_ids_T[:num_tokens]
+        answer = np.asarray(self.generated[: num_tokens - num_prompt], dtype=np.int32)
+        return np.concatenate([self.prompt_ids_T, ~answer if are_forms_distinct else answer])
+
+    def take_progress(self, num_tokens: int, step: int) -> int:
+        """Note that `num_tokens` more tokens are in memory since `step`.
+
+        Returns:
+            How many of the first of them had their rows reported before, by an earlier
+            computation. A score pays for the others.
+        """
+        old = self.computed
         self.computed += num_tokens
         self.last_step = step
+        if not self.wants_rows:
+            return num_tokens
+        num_old = min(max(self.num_reported - old, 0), num_tokens)
+        self.num_reported = max(self.num_reported, self.computed)
         if self.submit.want_logits:
-            self.credit -= num_tokens
+            self.credit -= num_tokens - num_old
+        return num_old
 
     def append_token(self, token: int, now: float) -> None:
         """Add a token that was sampled at `now`.

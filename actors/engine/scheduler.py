@@ -1,18 +1,26 @@
 """What one engine step computes. Pure: a frozen state in, a frozen plan out.
 
-Order of a step: admit from the queue (first come, first served, by memory), then one decode token
-of every request that can decode, then prefill chunks with what is left of `max_step_tokens`.
+Rank: requests are served in the order of their arrival, moved by their priority
+(`request_channel.PRIORITY_WAIT_S`); as the rank of a request never changes, none waits for ever.
 
-Memory: a request is admitted with all the blocks it can ever need, so a running request never waits
-for memory and nothing deadlocks. The head of the queue is never overtaken, so nothing starves.
+Order of a step: make room for the requests that decode, admit from the queue by memory, then one
+decode token of every request that can decode, then prefill chunks with what is left of
+`max_step_tokens`.
 
-Prefill chunks end on the `TILE_TOKENS` grid of absolute positions, or at the prompt's end: the
-chunked recurrence is anchored there, so that a prompt gives the same bits however it is split.
+Memory: a request is admitted when all its known tokens and one more fit, with a block to spare for
+each running request; then it grows block by block as it decodes. When no block is left, the last
+in rank are preempted and queue again at their rank; the first in rank never is, and fits alone
+(else it was refused), so it ends, and then the next one does. Requests that have computed nothing
+for long, because nobody reads their answers, give way first. The head of the queue is never
+overtaken.
 
-A score computes no row beyond its credit: it pauses at the last grid position that its credit
-reaches, keeps its memory, and holds up nobody.
+Prefill: the first in rank gets at least half of the room, the rest goes to the prompts with the
+least left to compute, so that neither long nor short prompts hold up the others.
 
-Tokens that an earlier attempt generated are replayed in decode form, in the prefill lane.
+Chunks end on the `TILE_TOKENS` grid of absolute positions, or at the prompt's end: the chunked
+recurrence is anchored there, so that a prompt gives the same bits however it is split. A score
+computes no row beyond its credit: it pauses at the last grid position that its credit reaches.
+Tokens of an answer that are not in memory are replayed in decode form, in the prefill lane.
 """
 
 from __future__ import annotations
@@ -20,13 +28,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import repeat
+from typing import NamedTuple
 
+import numpy as np
+
+from actors.engine.preemption import plan_displacement, plan_growth
 from actors.engine.request import RequestKey
-from actors.request_channel import ROW_GRID
+from actors.engine.scheduler_state import (
+    TILE_TOKENS,
+    BoolArray,
+    IntArray,
+    QueuedView,
+    RequestView,
+    RunningView,
+    SchedulerState,
+)
 
-TILE_TOKENS = ROW_GRID
 PREFILL_PATIENCE_STEPS = 8
 """After so many steps in which decode left prefill nothing, one tile is kept for prefill."""
+MAX_REPLAY_TOKENS = TILE_TOKENS
+"""Of one request in one step: each is a decode step that the whole lane waits for."""
+
+_DECODE_FORM, _PREFILL_FORM = True, False
 
 
 class LogitsWanted(Enum):
@@ -39,70 +63,7 @@ class LogitsWanted(Enum):
     """Every row of a score, or of a prompt whose log-probabilities are wanted."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestView:
-    """What the scheduler knows of a request."""
-
-    key: RequestKey
-    num_prompt: int
-    num_known: int
-    """Prompt and generated tokens."""
-    computed: int
-    """Tokens in memory."""
-    num_blocks: int
-    """Blocks to reserve at admission, those of its followers included."""
-    is_paused: bool
-    """Computes nothing at present: no credit, or its gateway does not read."""
-    row_credit: int | None
-    """Rows that a score may still compute; None if it is no score."""
-    last_step: int
-    num_slots: int = 1
-    """Slots to reserve at admission: its own and its followers'."""
-    wants_prompt_logprobs: bool = False
-
-    @property
-    def wants_prompt_logits(self) -> bool:
-        """Whether every row of the prompt needs logits."""
-        return self.row_credit is not None or self.wants_prompt_logprobs
-
-    @property
-    def can_decode(self) -> bool:
-        """Whether only the last token, a generated one, is missing in memory."""
-        return (
-            not self.is_paused
-            and self.num_known > self.num_prompt
-            and (self.computed == self.num_known - 1)
-        )
-
-    @property
-    def can_prefill(self) -> bool:
-        """Whether prompt or replayed tokens are missing in memory, and credit reaches some."""
-        if self.is_paused:
-            return False
-        if self.row_credit is not None:
-            return prefill_end(self, self.row_credit) > self.computed
-        return self.computed < self.num_prompt or self.computed < self.num_known - 1
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerState:
-    """Everything a plan depends on."""
-
-    running: tuple[RequestView, ...]
-    """In order of admission."""
-    queued: tuple[RequestView, ...]
-    """Head of the queue, in order of arrival; need not hold more than `num_free_slots`."""
-    num_free_blocks: int
-    num_free_slots: int
-    max_step_tokens: int
-    max_logit_rows: int
-    """Rows of `LogitsWanted.ALL` in one step; at least `TILE_TOKENS`."""
-    starved_steps: int = 0
-    """Steps in a row whose plan said `is_prefill_starved`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """Consecutive tokens of one request to compute."""
 
     key: RequestKey
@@ -111,6 +72,13 @@ class Chunk:
     is_decode: bool
     """Decode form: for generated tokens, however many."""
     logits: LogitsWanted
+    save_at: int | None = None
+    """Position in (position, end] at which a prefix snapshot is left."""
+
+    @property
+    def end(self) -> int:
+        """Position after the last token."""
+        return self.position + self.num_tokens
 
     @property
     def num_logit_rows(self) -> int:
@@ -128,6 +96,8 @@ class Chunk:
 class StepPlan:
     """One step."""
 
+    preempted: tuple[RequestKey, ...]
+    """Give up their memory before anything else."""
     admitted: tuple[RequestKey, ...]
     decode: tuple[Chunk, ...]
     """The decode lane: one token each."""
@@ -138,92 +108,187 @@ class StepPlan:
 
 
 def schedule(state: SchedulerState) -> StepPlan:
-    """Plan a step. Always computes something if any request is able to."""
-    admitted = plan_admission(
-        state.queued, num_free_blocks=state.num_free_blocks, num_free_slots=state.num_free_slots
-    )
-    behind = [view for view in (*state.running, *admitted) if view.can_prefill]
+    """Plan a step. Computes something, or preempts, if any request is able to run."""
+    running = state.running
+    decodable = running.can_run & (running.num_known > running.num_prompt)
+    decodable &= running.computed == running.num_known - 1
+    behind = _find_behind(running)
+    has_prefill = bool(behind.any())
     is_patient = state.starved_steps < PREFILL_PATIENCE_STEPS
-    reserved = 0 if is_patient or not behind else TILE_TOKENS
-    decode = _plan_decode(state, budget=state.max_step_tokens - reserved)
-    prefill = _plan_prefill(
-        behind, budget=state.max_step_tokens - len(decode), max_logit_rows=state.max_logit_rows
+    reserved = 0 if is_patient or not has_prefill else TILE_TOKENS
+    chosen = _choose_decode(running, decodable, budget=state.max_step_tokens - reserved)
+    growth = plan_growth(
+        running, chosen, num_available=state.num_available_blocks, block_tokens=state.block_tokens
     )
+    preempted = growth.preempted
+    admitted: tuple[QueuedView, ...] = ()
+    if not preempted:
+        admitted = plan_admission(
+            state.queued,
+            num_available_blocks=state.num_available_blocks - growth.num_blocks,
+            num_free_slots=state.num_free_slots,
+            num_running=len(running),
+        )
+        if not admitted and state.queued:
+            preempted = plan_displacement(state)
+    if preempted:
+        keep = ~np.isin(np.arange(len(running)), preempted)
+        chosen, behind = growth.decode[keep[growth.decode]], behind & keep
+    else:
+        chosen = growth.decode
+    views = [running.request(index) for index in np.flatnonzero(behind).tolist()]
+    views += [queued.request for queued in admitted if _can_prefill(queued.request)]
+    decode = _decode_chunks(running, chosen)
+    prefill = _plan_prefill(views, state, budget=state.max_step_tokens - len(decode))
     return StepPlan(
-        admitted=tuple(view.key for view in admitted),
+        preempted=tuple(running.keys[index] for index in preempted),
+        admitted=tuple(queued.request.key for queued in admitted),
         decode=decode,
         prefill=prefill,
-        is_prefill_starved=bool(behind) and not prefill,
+        is_prefill_starved=bool(views) and not prefill,
     )
-
-
-def prefill_end(view: RequestView, room: int) -> int:
-    """Return where the next `room` prompt tokens may end: on the grid, or at the prompt's end."""
-    end = min(view.computed + room, view.num_prompt)
-    return end if end == view.num_prompt else end - end % TILE_TOKENS
 
 
 def plan_admission(
-    queued: Sequence[RequestView], *, num_free_blocks: int, num_free_slots: int
-) -> tuple[RequestView, ...]:
-    """Return the longest head of the queue that fits the free memory."""
+    queued: Sequence[QueuedView],
+    *,
+    num_available_blocks: int,
+    num_free_slots: int,
+    num_running: int,
+) -> tuple[QueuedView, ...]:
+    """Return the longest head of the queue that fits, a block for each running request left over.
+
+    Without the spare blocks a request would be preempted as soon as the others grow.
+    """
     num_admitted = 0
     for view in queued:
-        if view.num_blocks > num_free_blocks or view.num_slots > num_free_slots:
+        spare = num_running + num_admitted
+        if view.num_blocks + spare > num_available_blocks or view.num_slots > num_free_slots:
             break
-        num_free_blocks -= view.num_blocks
+        num_available_blocks -= view.num_blocks
         num_free_slots -= view.num_slots
         num_admitted += 1
     return tuple(queued[:num_admitted])
 
 
-def _plan_decode(state: SchedulerState, *, budget: int) -> tuple[Chunk, ...]:
-    ready = [view for view in state.running if view.can_decode]
-    if len(ready) > budget:
-        # Least recently computed first: with more requests than room they take turns.
-        ready = sorted(ready, key=lambda view: view.last_step)[:budget]
-    return tuple(
-        Chunk(view.key, view.computed, 1, is_decode=True, logits=LogitsWanted.LAST)
-        for view in ready
+def prefill_end(view: RequestView, room: int) -> int:
+    """Return where the next `room` prompt tokens may end: on the grid, or at the prompt's end."""
+    end = min(view.computed + room, view.num_prompt, view.row_limit)
+    return end if end == view.num_prompt else end - end % TILE_TOKENS
+
+
+def _find_behind(running: RunningView) -> BoolArray:
+    """Which requests can compute tokens in the prefill lane."""
+    limit = np.minimum(running.row_limit, running.num_prompt)
+    reach = np.where(limit == running.num_prompt, limit, limit - limit % TILE_TOKENS)
+    is_replaying = (running.computed >= running.num_prompt) & (
+        running.computed < running.num_known - 1
     )
+    found: BoolArray = running.can_run & ((reach > running.computed) | is_replaying)
+    return found
+
+
+def _can_prefill(view: RequestView) -> bool:
+    if view.computed >= view.num_prompt:
+        return view.computed < view.num_known - 1
+    return prefill_end(view, view.num_prompt) > view.computed
+
+
+def _choose_decode(running: RunningView, decodable: BoolArray, *, budget: int) -> IntArray:
+    """Return at most `budget` of those that can decode, in order of rank."""
+    ready = np.flatnonzero(decodable)
+    if len(ready) <= budget:
+        return ready
+    # Least recently computed first: with more requests than room they take turns.
+    turns = np.argsort(running.last_step[ready], kind="stable")[: max(budget, 0)]
+    return np.sort(ready[turns])
+
+
+def _decode_chunks(running: RunningView, chosen: IntArray) -> tuple[Chunk, ...]:
+    keys = running.keys
+    fields = zip(
+        [keys[index] for index in chosen.tolist()],
+        running.computed[chosen].tolist(),
+        repeat(1),
+        repeat(_DECODE_FORM),
+        repeat(LogitsWanted.LAST),
+        repeat(None),
+        strict=False,
+    )
+    # A thousand in every step: made without a Python call for each.
+    return tuple(map(tuple.__new__, repeat(Chunk), fields))
+
+
+class _Room:
+    """What is left of a step for prefill."""
+
+    def __init__(self, state: SchedulerState, num_tokens: int) -> None:
+        self.num_tokens = num_tokens
+        self.num_rows = state.max_logit_rows
+        self.rule = state.snapshots
+        self.num_scratch = 0 if state.snapshots is None else state.snapshots.num_scratch
+
+    def take(self, chunk: Chunk) -> None:
+        self.num_tokens -= chunk.num_tokens
+        if chunk.logits is LogitsWanted.ALL:
+            self.num_rows -= chunk.num_tokens
+        if chunk.save_at is not None and chunk.save_at < chunk.end:
+            self.num_scratch -= 1
 
 
 def _plan_prefill(
-    behind: Sequence[RequestView], *, budget: int, max_logit_rows: int
+    views: Sequence[RequestView], state: SchedulerState, *, budget: int
 ) -> tuple[Chunk, ...]:
+    if not views:
+        return ()
+    first, *others = views
+    share = min(first.num_left, max(TILE_TOKENS, budget // 2))
+    room = _Room(state, budget - share)
     chunks: list[Chunk] = []
-    for view in behind:
-        room = budget
-        if view.wants_prompt_logits and view.computed < view.num_prompt:
-            room = min(budget, max_logit_rows)
-        if view.row_credit is not None:
-            room = min(room, view.row_credit)
-        chunk = _plan_chunk(view, room)
-        if chunk is None:
-            if room < budget:
-                continue  # One that waits for rows must not hold up prompts behind it.
+    for view in sorted(others, key=lambda view: view.num_left):
+        if room.num_tokens <= 0:
             break
-        chunks.append(chunk)
-        budget -= chunk.num_tokens
-        if chunk.logits is LogitsWanted.ALL:
-            max_logit_rows -= chunk.num_tokens
-    return tuple(chunks)
+        chunk = _plan_chunk(view, room)
+        if chunk is not None:
+            chunks.append(chunk)
+            room.take(chunk)
+    room.num_tokens += share
+    head = _plan_chunk(first, room)
+    return tuple(chunks) if head is None else (head, *chunks)
 
 
-def _plan_chunk(view: RequestView, room: int) -> Chunk | None:
-    """Return the next chunk of at most `room` tokens, or None if no whole tile fits."""
+def _plan_chunk(view: RequestView, room: _Room) -> Chunk | None:
+    """Return the next chunk that fits, or None if no whole tile does."""
     position = view.computed
     if position >= view.num_prompt:
-        num_tokens = min(room, view.num_known - 1 - position)
+        num_tokens = min(room.num_tokens, view.num_known - 1 - position, MAX_REPLAY_TOKENS)
         if num_tokens <= 0:
             return None
-        return Chunk(view.key, position, num_tokens, is_decode=True, logits=LogitsWanted.NONE)
-    end = prefill_end(view, room)
+        return Chunk(view.key, position, num_tokens, _DECODE_FORM, LogitsWanted.NONE)
+    num_tokens = min(room.num_tokens, room.num_rows) if view.wants_rows else room.num_tokens
+    end = prefill_end(view, num_tokens)
     if end <= position:
         return None
     logits = LogitsWanted.NONE
-    if view.wants_prompt_logits:
+    if view.wants_rows:
         logits = LogitsWanted.ALL
     elif end == view.num_prompt == view.num_known:
         logits = LogitsWanted.LAST
-    return Chunk(view.key, position, end - position, is_decode=False, logits=logits)
+    save_at = _plan_save(view, end, room)
+    return Chunk(view.key, position, end - position, _PREFILL_FORM, logits, save_at)
+
+
+def _plan_save(view: RequestView, end: int, room: _Room) -> int | None:
+    """Return where a chunk that ends at `end` leaves a prefix snapshot.
+
+    At the last grid position from which the same prompt has a token left to compute, or at a
+    multiple of the interval.
+    """
+    rule = room.rule
+    if rule is None:
+        return None
+    last = (view.num_prompt - 1) - (view.num_prompt - 1) % TILE_TOKENS
+    save_at = last if view.computed < last <= end else end - end % rule.interval_tokens
+    if save_at <= view.computed or save_at - view.last_saved < rule.min_gain_tokens:
+        return None
+    return None if save_at < end and room.num_scratch <= 0 else save_at

@@ -1,5 +1,8 @@
 """Which request owns which KDA + conv state slot.
 
+The last slots of the memory may be kept aside as scratch: the decoder copies states there that are
+to become snapshots, and they are free again when the step ends.
+
 Invariant: every slot is free or owned once; a slot is zero at the moment it is handed out, because
 the recurrence reads its start state (a block is never read before it is written, a slot is).
 """
@@ -13,15 +16,17 @@ from model.cache import ModelMemory
 class StatePool:
     """Hands out state slots of a `ModelMemory`. Owned by one engine thread."""
 
-    def __init__(self, memory: ModelMemory) -> None:
+    def __init__(self, memory: ModelMemory, *, num_scratch: int = 0) -> None:
+        """Hand out all slots of `memory` but the last `num_scratch`."""
         self._memory = memory
-        self._num_slots = memory.num_slots
+        self._num_slots = memory.num_slots - num_scratch
+        self.scratch = tuple(range(self._num_slots, memory.num_slots))
         self._free = list(range(self._num_slots - 1, -1, -1))
         self._is_used = [False] * self._num_slots
 
     @property
     def num_slots(self) -> int:
-        """Slots in the pool."""
+        """Slots in the pool, scratch left out."""
         return self._num_slots
 
     @property

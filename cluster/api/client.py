@@ -27,6 +27,7 @@ from configs.errors import InvariantError, TransportTimeoutError
 
 MAX_RECEIVE_BYTES: Final = 256 << 20
 TOPOLOGY_TIMEOUT_S: Final = 15.0
+FLUSH_TIMEOUT_S: Final = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +150,18 @@ class LatentmeshClient:
             return from_proto(
                 self._inference.GetTopology(request, timeout=timeout_s, metadata=self._metadata)
             )
+
+    def flush_cache(self, *, timeout_s: float = FLUSH_TIMEOUT_S) -> int:
+        """Make every worker forget its cached prefixes, and return how many that were.
+
+        Raises:
+            ServingError: The class that the server raised, or `TransportError`.
+        """
+        with _mapped_errors():
+            response = self._inference.FlushCache(
+                inference_pb2.FlushCacheRequest(), timeout=timeout_s, metadata=self._metadata
+            )
+        return int(response.num_snapshots)
 
     def wait_ready(self, timeout_s: float) -> None:
         """Wait until the server says that it takes requests.

@@ -78,6 +78,8 @@ class GatewaySettings:
     eos_token_ids: tuple[int, ...]
     tokenizer_folder: Path | None
     """Folder with tokenizer files; None serves token ids only."""
+    move_timeout_s: float = 10.0
+    """A request whose worker drained or was lost may wait this long for another; 0 not at all."""
     trace_exporter: str = "none"
     """See `cluster.telemetry.make_tracer_provider`."""
     access: AccessSettings = AccessSettings()

@@ -25,7 +25,7 @@ from cluster.api.vllm_adapter import DESCRIPTOR as VLLM_DESCRIPTOR
 from cluster.api.vllm_adapter import SERVICE as VLLM_SERVICE
 from cluster.api.vllm_adapter import VllmEngineServicer
 from cluster.telemetry import Metrics
-from configs.errors import ConfigError
+from configs.errors import ConfigError, WorkerError
 
 _DESCRIPTOR: Final = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
 SERVICE: Final = _DESCRIPTOR.full_name
@@ -67,6 +67,19 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         """See the proto."""
         del request, context
         return to_proto(await take_snapshot(self._topology))
+
+    async def FlushCache(  # noqa: N802 - named by the proto
+        self, request: inference_pb2.FlushCacheRequest, context: _Context
+    ) -> inference_pb2.FlushCacheResponse:
+        """See the proto."""
+        del request, context
+        flushed = await self._inference.flush_cache()
+        if flushed.failed:
+            raise WorkerError(
+                f"{flushed.describe_failures()}; the others forgot {flushed.num_snapshots} "
+                "prefixes: call FlushCache again"
+            )
+        return inference_pb2.FlushCacheResponse(num_snapshots=flushed.num_snapshots)
 
 
 class GrpcServer:

@@ -19,12 +19,15 @@ from opentelemetry.trace import Span
 from actors.request_channel import LogitRows
 from cluster.api.answer_shaper import AnswerShaper, prompt_chunk
 from cluster.api.answers import ChatFormat, Chunk, Finished, ScoreRows
+from cluster.api.cache_flush import FlushResult
 from cluster.api.gateway_settings import GatewaySettings
 from cluster.api.merging import merge
 from cluster.api.params import GenerateParams, ScoreParams
+from cluster.api.request_outcome import Outcome
 from cluster.api.request_planner import RequestPlanner
-from cluster.api.request_router import Operation, RequestRouter, RequestSpec
-from cluster.api.request_stream import News, Outcome, RequestStream
+from cluster.api.request_router import RequestRouter
+from cluster.api.request_spec import Operation, RequestSpec
+from cluster.api.request_stream import News, RequestStream
 from cluster.api.validation import Limits
 from cluster.telemetry import (
     ERROR_TYPE,
@@ -121,6 +124,14 @@ class Inference:
         if not self.limits.has_tokenizer:
             return b""
         return self._planner.tokenizer.decode_bytes((token_id,), with_special=True)
+
+    async def flush_cache(self) -> FlushResult:
+        """Make every connected worker forget the prefixes that no request uses.
+
+        Raises:
+            NoWorkerError: None is connected.
+        """
+        return await self._router.flush_cache()
 
     async def generate(
         self, params: GenerateParams, call: CallContext, *, chat: ChatFormat | None = None

@@ -64,6 +64,8 @@ class GenerateParams:
     """The same for the prompt, before the first chunk."""
     resume_offset: int = 0
     """Tokens of the answer that the client already holds; with one choice only."""
+    priority: int = 0
+    """Lower is served earlier, -100 to 100."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,7 @@ def read_generate(request: pb.GenerateRequest) -> GenerateParams:
         logprobs=request.logprobs if request.HasField("logprobs") else None,
         prompt_logprobs=request.prompt_logprobs if request.HasField("prompt_logprobs") else None,
         resume_offset=request.resume_offset,
+        priority=request.priority,
     )
 
 
@@ -75,6 +76,7 @@ def write_generate(params: GenerateParams) -> pb.GenerateRequest:
         logprobs=params.logprobs,
         prompt_logprobs=params.prompt_logprobs,
         resume_offset=params.resume_offset,
+        priority=params.priority,
     )
     _set_prompt(request, params.prompt)
     return request

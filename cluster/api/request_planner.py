@@ -10,7 +10,7 @@ from actors.request_channel import Sampling
 from cluster.api.answer_shaper import AnswerShaper, PlainReader, TokenReader
 from cluster.api.answers import ChatFormat
 from cluster.api.params import GenerateParams, SamplingParams, ScoreParams
-from cluster.api.request_router import Operation, RequestSpec
+from cluster.api.request_spec import Operation, RequestSpec
 from cluster.api.stop_scanner import StopTexts
 from cluster.api.validation import (
     Limits,
@@ -118,6 +118,7 @@ class RequestPlanner:
             stop_token_ids=list(dict.fromkeys((*own_stops, *params.stop.token_ids))),
             timeout_s=timeout_s,
             num_choices=params.num_choices,
+            priority=params.priority,
             grammar=grammar,
             logprobs=params.logprobs,
             prompt_logprobs=params.prompt_logprobs,

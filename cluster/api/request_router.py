@@ -1,7 +1,7 @@
-"""Which attention worker runs a request, and how many requests one gateway carries.
+"""Which requests one gateway carries, and on which attention workers they run.
 
-The choice is a pure function; the router owns the connections and the streams of the requests that
-were accepted.
+Owns the connections and the streams of the requests that were accepted. The choice of a worker is
+`cluster/api/worker_choice.py`; requests that leave their worker are the mover's.
 """
 
 from __future__ import annotations
@@ -10,95 +10,42 @@ import asyncio
 import itertools
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 from functools import partial
+from typing import Final
 
 import msgspec
 
-from actors.request_channel import Sampling, Submit
+from actors.request_channel import Submit
+from cluster.api.cache_flush import FlushResult, flush_caches
 from cluster.api.gateway_settings import AttentionEndpoint, GatewaySettings
-from cluster.api.request_stream import CREDIT_TOKENS, Outcome, RequestStream, row_window
+from cluster.api.prefix_map import PrefixMap
+from cluster.api.request_mover import RequestMover, list_loads
+from cluster.api.request_outcome import Departure, LeaveReason, Outcome
+from cluster.api.request_spec import Operation, RequestSpec
+from cluster.api.request_stream import CREDIT_TOKENS, RequestStream, row_window
+from cluster.api.worker_choice import choose_worker
 from cluster.api.worker_connection import WorkerConnection
 from cluster.telemetry import Metrics
 from configs.errors import (
     InvalidRequestError,
     NoWorkerError,
     OverloadedError,
-    RequestTooLargeError,
     ServingError,
     ShuttingDownError,
     TransportError,
 )
-from configs.ids import RequestId, WorkerId
+from configs.ids import RequestId
 from configs.metrics import (
     CONNECTED_WORKERS,
     LOST_CONNECTIONS,
+    MOVED_REQUESTS,
     OUTPUT_TOKENS,
     PROMPT_TOKENS,
     REQUESTS,
     RUNNING_REQUESTS,
 )
 
-FIRST_ATTEMPT = 1
-
-
-class Operation(StrEnum):
-    """What is asked of the model; a label of metrics."""
-
-    GENERATE = "generate"
-    SCORE = "score"
-
-
-@dataclass(frozen=True, slots=True)
-class RequestSpec:
-    """A request that passed validation, on its way to a worker."""
-
-    token_ids: list[int]
-    max_tokens: int
-    """0 for a score."""
-    sampling: Sampling
-    """Its seed is replaced by `seed`."""
-    seed: int | None
-    """None lets the router draw one."""
-    stop_token_ids: list[int]
-    timeout_s: float | None
-    """Seconds left of the client's deadline; None has none."""
-    operation: Operation = Operation.GENERATE
-    num_choices: int = 1
-    grammar: str = ""
-    """What the answer must match; "" has none."""
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerLoad:
-    """What the choice of a worker looks at."""
-
-    worker: WorkerId
-    num_open: int
-    """Requests of this gateway there."""
-    max_request_tokens: int
-
-
-def choose_worker(loads: Sequence[WorkerLoad], num_tokens: int) -> WorkerId:
-    """Return the least loaded worker that can hold `num_tokens`; ties go to the first name.
-
-    Raises:
-        NoWorkerError: There is no worker.
-        RequestTooLargeError: None can ever hold so many tokens.
-    """
-    if not loads:
-        raise NoWorkerError("no attention worker is connected; retry in a moment")
-    fitting = [load for load in loads if load.max_request_tokens >= num_tokens]
-    if not fitting:
-        limit = max(load.max_request_tokens for load in loads)
-        raise RequestTooLargeError(
-            f"prompt and answer of {num_tokens} tokens exceed the {limit} that fit a worker's "
-            "memory; shorten the prompt or max_tokens, or raise attention_pool.num_blocks"
-        )
-    return min(fitting, key=lambda load: (load.num_open, load.worker)).worker
+FIRST_ATTEMPT: Final = 1
 
 
 def draw_seed() -> int:
@@ -130,19 +77,32 @@ class RequestRouter:
         self._idle = asyncio.Event()
         self._idle.set()
         self.changed = asyncio.Event()
+        self._prefixes = PrefixMap()
         self._connections = {
             endpoint.worker: WorkerConnection(
-                endpoint, on_change=self._on_change, on_lost=self._on_lost
+                endpoint,
+                prefixes=self._prefixes,
+                first_attempt=FIRST_ATTEMPT,
+                on_change=self._on_change,
+                on_lost=self._on_lost,
+                on_left=self._on_left,
+                on_levels=metrics.report,
             )
             for endpoint in endpoints
         }
+        self._mover = RequestMover(
+            self._connections,
+            self._prefixes,
+            timeout_s=settings.move_timeout_s,
+            on_moved=self._on_moved,
+        )
         metrics.track(RUNNING_REQUESTS, lambda: len(self._running))
         metrics.track(CONNECTED_WORKERS, lambda: self.num_connected)
 
     @property
     def num_connected(self) -> int:
-        """Workers that take requests."""
-        return sum(link.welcome is not None for link in self._connections.values())
+        """Workers that take requests: connected and not draining."""
+        return sum(link.is_usable for link in self._connections.values())
 
     @property
     def num_running(self) -> int:
@@ -162,7 +122,11 @@ class RequestRouter:
             NoWorkerError: No worker is connected.
         """
         self._check_open()
-        return max(load.max_request_tokens for load in self._loads())
+        return max(
+            link.welcome.max_request_tokens
+            for link in self._connections.values()
+            if link.welcome is not None and link.is_usable
+        )
 
     async def connect(self) -> None:
         """Begin to connect, and wait until every worker was tried once. Called once.
@@ -206,7 +170,8 @@ class RequestRouter:
                 f"asked for {spec.num_choices} more (limit {limit}, api.max_running_requests); "
                 "retry later"
             )
-        worker = choose_worker(self._loads(), len(spec.token_ids) + spec.max_tokens)
+        loads = list_loads(self._connections, self._prefixes, spec.token_ids)
+        worker = choose_worker(loads, len(spec.token_ids) + spec.max_tokens)
         connection = self._connections[worker]
         submit = self._submit_of(spec)
         streams = [
@@ -223,6 +188,17 @@ class RequestRouter:
         self._running.update(streams)
         self._idle.clear()
         return streams
+
+    async def flush_cache(self) -> FlushResult:
+        """Make every connected worker forget the prefixes that no request uses.
+
+        Raises:
+            NoWorkerError: None is connected.
+        """
+        links = [link for link in self._connections.values() if link.welcome is not None]
+        if not links:
+            raise NoWorkerError("no attention worker is connected; retry in a moment")
+        return await flush_caches(links)
 
     def drain(self) -> None:
         """Take no new requests. Running ones go on."""
@@ -241,6 +217,7 @@ class RequestRouter:
     async def close(self) -> None:
         """End all connections; running requests fail. Idempotent."""
         self.drain()
+        self._mover.close()
         await asyncio.gather(*(link.close() for link in self._connections.values()))
 
     def _check_open(self) -> None:
@@ -248,13 +225,6 @@ class RequestRouter:
             raise ShuttingDownError("the server is shutting down and takes no new request")
         if self.num_connected == 0:
             raise NoWorkerError("no attention worker is connected; retry in a moment")
-
-    def _loads(self) -> list[WorkerLoad]:
-        return [
-            WorkerLoad(worker, link.num_open, link.welcome.max_request_tokens)
-            for worker, link in self._connections.items()
-            if link.welcome is not None
-        ]
 
     def _submit_of(self, spec: RequestSpec) -> Submit:
         seed = self._draw_seed() if spec.seed is None else spec.seed
@@ -273,6 +243,7 @@ class RequestRouter:
             grammar=spec.grammar,
             logprobs=spec.logprobs,
             prompt_logprobs=spec.prompt_logprobs,
+            priority=spec.priority,
         )
 
     def _on_settled(self, operation: Operation, choice: int, outcome: Outcome) -> None:
@@ -283,11 +254,19 @@ class RequestRouter:
 
     def _on_closed(self, stream: RequestStream) -> None:
         self._running.discard(stream)
+        self._mover.forget(stream)
         if not self._running:
             self._idle.set()
 
     def _on_change(self) -> None:
         self.changed.set()
+        self._mover.retry()
+
+    def _on_left(self, stream: RequestStream, departure: Departure) -> None:
+        self._mover.take(stream, departure)
+
+    def _on_moved(self, reason: LeaveReason) -> None:
+        self._metrics.add(MOVED_REQUESTS, reason=reason)
 
     def _on_lost(self, endpoint: AttentionEndpoint) -> None:
         self._metrics.add(LOST_CONNECTIONS, worker=endpoint.worker)

@@ -1,15 +1,17 @@
-"""News of one accepted request on its way from a worker's connection to the one who reads it.
+"""News of one accepted request on its way from the workers' connections to the one who reads it.
 
 The buffer is bounded by credit: a worker may be at most `Submit.credit_tokens` tokens, or rows of a
-score, ahead of the reader. Taking news never waits. The request is settled exactly once, by the
-worker's `Ended`, by the loss of the connection, or by a reader that leaves first.
+score, ahead of the reader. Taking news never waits. A request that leaves its worker goes on where
+it is attached next; the reader sees one answer. It is settled exactly once: by a worker's `Ended`,
+by the loss of its worker where no other takes it, or by a reader that leaves first.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 import msgspec
@@ -21,19 +23,15 @@ from actors.request_channel import (
     Ended,
     LogitRows,
     PromptLogprobs,
+    SnapshotPlace,
     Submit,
     TokenLogprobs,
     ToWorker,
     Usage,
-    choice_id,
 )
-from cluster.api.status import error_of_code
-from configs.errors import (
-    DeadlineError,
-    InvariantError,
-    RequestCancelledError,
-    ServingError,
-)
+from cluster.api.request_outcome import Outcome, leaving, outcome_of
+from cluster.api.request_progress import RequestProgress, choice_submit
+from configs.errors import DeadlineError, InvariantError, ServingError
 from configs.ids import RequestId
 from configs.numerics import EndReason, FinishReason
 
@@ -57,17 +55,6 @@ class RequestKey(NamedTuple):
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a request ended."""
-
-    reason: EndReason
-    usage: Usage
-    finish_reason: FinishReason | None = None
-    error: ServingError | None = None
-    """Set unless `reason` is FINISHED."""
-
-
 @dataclass(slots=True)
 class News:
     """What came since the last look. `outcome` is set in the last one."""
@@ -84,12 +71,13 @@ class RequestStream:
     """One request between the connection that fills it and the reader that empties it.
 
     Args:
-        submit: What was sent to the worker. Its `credit_tokens` is how far the worker may be ahead
-            of the reader; for a score a multiple of `ROW_GRID`.
+        submit: What was sent to the first worker. Its `credit_tokens` is how far a worker may be
+            ahead of the reader; for a score a multiple of `ROW_GRID`.
         choice: Which of the submission's answers this stream is.
-        post: Sends a message to the worker; does nothing once the connection is gone.
+        post: Sends a message to that worker; does nothing once the connection is gone.
         on_settled: Called once, with the outcome.
         on_closed: Called once, when the reader has left.
+        clock: Seconds on a clock that never goes back.
     """
 
     def __init__(
@@ -100,10 +88,11 @@ class RequestStream:
         post: Callable[[ToWorker], None],
         on_settled: Callable[[Outcome], None],
         on_closed: Callable[[RequestStream], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.choice = choice
-        self.key = RequestKey(choice_id(submit.request_id, choice), submit.attempt)
         self.seed = submit.sampling.seed
+        self._progress = RequestProgress(choice_submit(submit, choice), clock=clock)
         self._num_prompt = len(submit.token_ids)
         self._is_score = submit.want_logits
         self._num_due = len(submit.token_ids) if submit.want_logits else submit.max_tokens
@@ -116,33 +105,53 @@ class RequestStream:
         self._outcome: Outcome | None = None
         self._is_closed = False
         self._is_complete = False
-        self._num_received = 0
-        self._num_granted = submit.credit_tokens
+        self._is_detached = False
         self._num_read = 0
         self._arrived = asyncio.Event()
+
+    @property
+    def key(self) -> RequestKey:
+        """Names the current attempt."""
+        submit = self._progress.submit
+        return RequestKey(submit.request_id, submit.attempt)
 
     # The connection's side
 
     def put_tokens(self, token_ids: list[int], logprobs: Sequence[TokenLogprobs] = ()) -> None:
         """Take tokens from the worker. A worker that ignores its credit fails the request."""
-        if self._has_taken(len(token_ids), "tokens"):
-            self._news.token_ids.extend(token_ids)
-            self._news.logprobs.extend(logprobs)
+        if self._outcome is None:
+            self._progress.take_tokens(token_ids)
+            if self._keeps_credit("tokens"):
+                self._news.token_ids.extend(token_ids)
+                self._news.logprobs.extend(logprobs)
 
     def put_prompt_logprobs(self, logprobs: PromptLogprobs) -> None:
         """Take log-probabilities of the prompt: bounded by its length, so they need no credit."""
-        if self._outcome is None:
-            self._news.prompt_logprobs.append(logprobs)
+        if self._outcome is not None:
+            return
+        fresh = self._progress.take_prompt_logprobs(logprobs)
+        if fresh is not None:
+            self._news.prompt_logprobs.append(fresh)
             self._arrived.set()
 
     def put_rows(self, rows: LogitRows) -> None:
-        """Take logit rows. A worker that ignores its credit fails the request."""
-        if self._has_taken(rows.num_rows, "rows"):
-            self._news.rows.append(rows)
+        """Take logit rows, those that an earlier attempt brought left out.
+
+        A worker that ignores its credit fails the request.
+        """
+        if self._outcome is not None:
+            return
+        fresh = self._progress.take_rows(rows)
+        if fresh is not None and self._keeps_credit("rows"):
+            self._news.rows.append(fresh)
+
+    def put_snapshot(self, place: SnapshotPlace) -> None:
+        """Note where the next attempt can find the memory of this one."""
+        self._progress.snapshot = place
 
     def put_end(self, ended: Ended) -> None:
-        """Take the worker's end of the request."""
-        outcome = _outcome_of(ended)
+        """Take the worker's end of the request; not `MOVED`, which ends an attempt only."""
+        outcome = replace(outcome_of(ended), usage=self._progress.whole_usage(ended.usage))
         self._settle(self._completed(outcome) if self._is_complete else outcome)
 
     def fail(self, error: ServingError) -> None:
@@ -153,6 +162,58 @@ class RequestStream:
                 return
             self._post(Cancel(*self.key))
             self._settle(Outcome(EndReason.FAILED, self._own_usage(), error=error))
+
+    # Between two workers
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of prompt and answer that a worker has to have room for."""
+        return self._num_prompt + self._progress.submit.max_tokens
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The prompt."""
+        return self._progress.submit.token_ids
+
+    @property
+    def snapshot(self) -> SnapshotPlace | None:
+        """Where the last copy of the request's memory lies."""
+        return self._progress.snapshot
+
+    @property
+    def time_left_s(self) -> float | None:
+        """Seconds left of the client's deadline; None has none."""
+        return self._progress.time_left_s
+
+    @property
+    def needs_worker(self) -> bool:
+        """Whether something of the answer is still to come, and wanted."""
+        return self._outcome is None and not self._is_complete
+
+    def detach(self, usage: Usage) -> None:
+        """Leave the current worker, which cost `usage` and hears nothing more."""
+        self._progress.leave(usage)
+        self._is_detached = True
+        self._post = _post_nothing
+
+    def attach(self, post: Callable[[ToWorker], None], *, takes_snapshot: bool) -> Submit:
+        """Go on at another worker, as the next attempt.
+
+        Args:
+            post: Sends a message to it; does nothing once the connection is gone.
+            takes_snapshot: Whether the last snapshot can still be there.
+
+        Returns:
+            What to send to it.
+        """
+        self._is_detached = False
+        self._post = post
+        return self._progress.begin_attempt(takes_snapshot=takes_snapshot)
+
+    def expire(self) -> None:
+        """End the request because its deadline passed while no worker had it."""
+        late = f"request {self.key.request_id}: its deadline passed while it waited for a worker"
+        self._settle(Outcome(EndReason.DEADLINE, self._own_usage(), error=DeadlineError(late)))
 
     # The reader's side
 
@@ -182,6 +243,8 @@ class RequestStream:
         if self._outcome is None and not self._is_complete:
             self._is_complete = True
             self._post(Cancel(*self.key))
+            if self._is_detached:
+                self._settle(self._completed(Outcome(EndReason.CANCELLED, self._own_usage())))
 
     def close(self, *, is_late: bool = False) -> None:
         """Leave. A request that still runs is cancelled at the worker. Idempotent.
@@ -196,21 +259,19 @@ class RequestStream:
             self._settle(self._completed(Outcome(EndReason.CANCELLED, self._own_usage())))
         if self._outcome is None:
             self._post(Cancel(*self.key))
-            reason, error = _leaving(self.key.request_id, is_late=is_late)
+            reason, error = leaving(self.key.request_id, is_late=is_late)
             self._settle(Outcome(reason, self._own_usage(), error=error))
         self._news = News()
         self._on_closed(self)
 
-    def _has_taken(self, num_new: int, what: str) -> bool:
-        """Count what arrived; False if it is of no use, because it is late or beyond the credit."""
-        if self._outcome is not None:
-            return False
-        self._num_received += num_new
-        if self._num_received > self._num_granted:
+    def _keeps_credit(self, what: str) -> bool:
+        """Look at what has just arrived; False if it is beyond the credit."""
+        num_received, num_granted = self._progress.num_received, self._progress.num_granted
+        if num_received > num_granted:
             self.fail(
                 InvariantError(
-                    f"request {self.key.request_id}: the worker sent {self._num_received} {what}, "
-                    f"{self._num_granted} were granted; its version may differ from the gateway's"
+                    f"request {self.key.request_id}: the worker sent {num_received} {what}, "
+                    f"{num_granted} were granted; its version may differ from the gateway's"
                 )
             )
             return False
@@ -222,11 +283,11 @@ class RequestStream:
             return
         goal = self._num_read + self._window
         goal -= goal % self._credit_grain
-        num_wanted = min(goal, self._num_due) - self._num_granted
+        num_wanted = min(goal, self._num_due) - self._progress.num_granted
         # In large pieces: one message per many steps.
         is_last_piece = goal >= self._num_due
         if num_wanted > 0 and (num_wanted >= self._window // 4 or is_last_piece):
-            self._num_granted += num_wanted
+            self._progress.num_granted += num_wanted
             self._post(Credit(*self.key, num_tokens=num_wanted))
 
     def _completed(self, outcome: Outcome) -> Outcome:
@@ -236,7 +297,7 @@ class RequestStream:
         return Outcome(EndReason.FINISHED, usage, FinishReason.STOP)
 
     def _own_usage(self) -> Usage:
-        return Usage(output_tokens=0 if self._is_score else self._num_received)
+        return Usage(output_tokens=0 if self._is_score else self._progress.num_received)
 
     def _settle(self, outcome: Outcome) -> None:
         if self._outcome is not None:
@@ -246,24 +307,5 @@ class RequestStream:
         self._on_settled(outcome)
 
 
-def _leaving(request_id: RequestId, *, is_late: bool) -> tuple[EndReason, ServingError]:
-    if is_late:
-        return EndReason.DEADLINE, DeadlineError(f"request {request_id}: its deadline passed")
-    return EndReason.CANCELLED, RequestCancelledError(f"request {request_id}: the client left")
-
-
-def _outcome_of(ended: Ended) -> Outcome:
-    name, text = ended.request_id, ended.error_message
-    error: ServingError | None
-    match ended.reason:
-        case EndReason.FINISHED:
-            error = None
-        case EndReason.CANCELLED:
-            error = RequestCancelledError(text if text else f"request {name} was cancelled")
-        case EndReason.DEADLINE:
-            cost = f"{ended.usage.total_s:.3f} s and {ended.usage.output_tokens} tokens"
-            late = f"request {name}: its deadline passed after {cost}"
-            error = DeadlineError(text if text else late)
-        case EndReason.REJECTED | EndReason.FAILED:
-            error = error_of_code(ended.error_code, text)
-    return Outcome(ended.reason, ended.usage, ended.finish_reason, error)
+def _post_nothing(message: ToWorker) -> None:
+    del message

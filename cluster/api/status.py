@@ -72,6 +72,7 @@ STATUS_OF: Final[Mapping[type[errors.ServingError], StatusRow]] = MappingProxyTy
         errors.WorkerError: StatusRow(grpc.StatusCode.UNAVAILABLE, 503, 0.5),
         errors.ShuttingDownError: StatusRow(grpc.StatusCode.UNAVAILABLE, 503, 2.0),
         errors.NoWorkerError: StatusRow(grpc.StatusCode.UNAVAILABLE, 503, 2.0),
+        errors.SnapshotError: StatusRow(grpc.StatusCode.UNAVAILABLE, 503, 0.5),
         errors.TransportError: StatusRow(grpc.StatusCode.UNAVAILABLE, 503, 0.5),
         errors.PeerClosedError: StatusRow(grpc.StatusCode.UNAVAILABLE, 503, 0.5),
         errors.TransportTimeoutError: StatusRow(grpc.StatusCode.UNAVAILABLE, 503, 1.0),

@@ -57,6 +57,15 @@ class AttentionWorkerView:
     memory_bytes: int = 0
     transports: tuple[str, ...] = ()
     """Transport to each expert worker, in the order of `TopologyView.expert_workers`."""
+    cached_blocks: int = 0
+    prefix_snapshots: int = 0
+    snapshot_bytes: int = 0
+    prefix_hits: int = 0
+    prefix_hit_tokens: int = 0
+    preemptions: int = 0
+    restores: int = 0
+    recomputed_tokens: int = 0
+    moved_requests: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ MAX_LOGIT_BIASES: Final = 1024
 MAX_BIAS: Final = 100.0
 MAX_PENALTY: Final = 2.0
 MAX_REPETITION_PENALTY: Final = 100.0
+MAX_PRIORITY: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,7 @@ def check_generate(params: GenerateParams, limits: Limits) -> str | Sequence[int
     _check_range("num_choices", params.num_choices, 1, MAX_CHOICES)
     _check_range("logprobs", params.logprobs, 0, MAX_LOGPROBS)
     _check_range("prompt_logprobs", params.prompt_logprobs, 0, MAX_LOGPROBS)
+    _check_range("priority", params.priority, -MAX_PRIORITY, MAX_PRIORITY)
     _check_range("resume_offset", params.resume_offset, 0, limits.context_tokens)
     if params.resume_offset and params.num_choices > 1:
         raise InvalidRequestError(

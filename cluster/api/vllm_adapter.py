@@ -110,19 +110,24 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
     async def SubscribeKvEvents(  # noqa: N802 - named by the proto
         self, request: common_pb2.SubscribeKvEventsRequest, context: _Context
     ) -> NoReturn:
-        """Not offered: clients then route without knowing what is cached, which is nothing."""
+        """Not offered: what is cached is the state at single positions, not blocks of KV."""
         raise UnsupportedError(
-            "SubscribeKvEvents: no prefixes are cached between requests, so there are no events; "
-            "poll GetLoads for the load"
+            "SubscribeKvEvents: this server sends requests to the worker that has their prefix "
+            "itself, so clients need not know what is cached; poll GetLoads for the load"
         )
 
     async def FlushCache(  # noqa: N802 - named by the proto
         self, request: common_pb2.FlushCacheRequest, context: _Context
     ) -> common_pb2.FlushCacheResponse:
-        """Report what is so without doing anything: no prefixes are cached."""
+        """Make all workers forget the prefixes that no running request uses."""
         del request, context
+        flushed = await self._inference.flush_cache()
+        if flushed.failed:
+            return common_pb2.FlushCacheResponse(
+                success=False, message=f"{flushed.describe_failures()}; call again"
+            )
         return common_pb2.FlushCacheResponse(
-            success=True, message="no prefixes are cached between requests; nothing to flush"
+            success=True, message=f"forgot {flushed.num_snapshots} cached prefixes"
         )
 
     async def HealthCheck(  # noqa: N802 - named by the proto

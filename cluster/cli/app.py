@@ -23,6 +23,7 @@ COMMANDS = {
     "status": ("cluster.cli.status", "Show the workers of a running cluster."),
     "generate": ("cluster.cli.generate", "Continue a prompt, in this process or on a server."),
     "score": ("cluster.cli.score", "Write the logits of every prompt position."),
+    "flush-cache": ("cluster.cli.flush_cache", "Make a running cluster forget cached prefixes."),
     "keys": ("cluster.cli.keys", "Make, list and take back API keys."),
     "inspect": ("cluster.cli.inspect", "Show parameters, bytes and costs of a checkpoint."),
     "demo": ("cluster.cli.demo", "Try it: a small cluster, three prompts at once."),

@@ -26,6 +26,7 @@ from cluster.cli.generate_options import (
     MinTokensOption,
     NumChoicesOption,
     PresencePenaltyOption,
+    PriorityOption,
     PromptLogprobsOption,
     RegexOption,
     RepetitionPenaltyOption,
@@ -61,6 +62,7 @@ def generate(  # noqa: PLR0913 - one parameter per flag
     checkpoint: CheckpointOption = None,
     server: ServerOption = None,
     timeout: Annotated[float | None, typer.Option(help="Seconds, with --server.")] = None,
+    priority: PriorityOption = 0,
     compute_dtype: ComputeDtypeOption = FloatType.FLOAT32,
     numerics: NumericsOption = Numerics.FAST,
     temperature: TemperatureOption = 0.0,
@@ -121,6 +123,7 @@ def generate(  # noqa: PLR0913 - one parameter per flag
         ),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
+        priority=priority,
     )
     printer = AnswerPrinter(num_choices=max(num_choices, 1), is_silent=as_json)
     if server is not None:

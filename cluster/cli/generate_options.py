@@ -59,6 +59,7 @@ IncludeStopOption = Annotated[
 IgnoreEosOption = Annotated[
     bool, typer.Option("--ignore-eos", help="Go on at end tokens.", rich_help_panel=_ENDING)
 ]
+PriorityOption = Annotated[int, typer.Option(help="-100 to 100; lower is served earlier.")]
 JsonSchemaOption = Annotated[
     Path | None, typer.Option(metavar="FILE", help="A JSON Schema.", rich_help_panel=_SHAPE)
 ]

@@ -25,7 +25,8 @@ from cluster.api.answer_shaper import AnswerShaper, prompt_chunk
 from cluster.api.answers import Chunk, Finished
 from cluster.api.params import GenerateParams
 from cluster.api.request_planner import RequestPlanner
-from cluster.api.request_router import RequestSpec, draw_seed
+from cluster.api.request_router import draw_seed
+from cluster.api.request_spec import RequestSpec
 from cluster.api.validation import Limits
 from cluster.cli.progress import byte_progress
 from configs.errors import InvalidRequestError, TokenizerMissingError

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from configs.numerics import Numerics
 from model.batch import Segment, StepBatch
 from model.kda import DeltaInputs, chunk_kda, recur_kda, step_kda
-from model.mla import attend_absorbed, attend_expanded, attend_plainly
+from model.mla import DECODE_TILE_TOKENS, attend_absorbed, attend_expanded, attend_plainly
 from model.step_plan import plan_step
 from tests.fakes.small_model import RandomTensors, small_dims
 
@@ -95,6 +95,34 @@ def test_absorbed_form_equals_the_plain_one(numerics: Numerics) -> None:
     batch = StepBatch(torch.zeros(4, dtype=torch.int64), segments, torch.arange(4))
     plan = plan_step(batch, block_size=8, numerics=numerics)
     q = torch.randn(4, 2, 24) * 3
+    rows = torch.cat([group.rows_B for group in plan.decode_groups])
+    output = attend_absorbed(q[rows], pool, plan.decode_groups, weights, numerics=numerics)
+    for b, row in enumerate(rows.tolist()):
+        cache = pool[list(tables[row])].flatten(0, 1)[: lengths[row]]
+        expected = attend_plainly(
+            q[row : row + 1], cache, weights.k_up_proj, weights.v_up_proj, position=lengths[row] - 1
+        )
+        torch.testing.assert_close(output[b], expected[0], rtol=1e-4, atol=1e-5)
+
+
+@MODES
+@pytest.mark.parametrize("block_size", [8, 48, 2 * DECODE_TILE_TOKENS])
+def test_absorbed_form_in_tiles_equals_the_plain_one(numerics: Numerics, block_size: int) -> None:
+    tile = DECODE_TILE_TOKENS
+    # Below 2 tiles and above it they attend in two groups, the shorter ones masked.
+    lengths = [tile + 1, 2 * tile - 1, 2 * tile, 2 * tile + 1, 3 * tile + 7]
+    weights = RandomTensors(0, torch.float32).mla(small_dims())
+    blocks_each = -(-lengths[-1] // block_size)
+    num_blocks = len(lengths) * blocks_each
+    pool = torch.randn(num_blocks, block_size, small_dims().mla.cache_width)
+    tables = [tuple(range(i, num_blocks, len(lengths))) for i in range(len(lengths))]
+    segments = tuple(
+        Segment(i, 1, length - 1, True, i, table)
+        for i, (length, table) in enumerate(zip(lengths, tables, strict=True))
+    )
+    batch = StepBatch(torch.zeros(5, dtype=torch.int64), segments, torch.arange(5))
+    plan = plan_step(batch, block_size=block_size, numerics=numerics)
+    q = torch.randn(5, 2, 24) * 3
     rows = torch.cat([group.rows_B for group in plan.decode_groups])
     output = attend_absorbed(q[rows], pool, plan.decode_groups, weights, numerics=numerics)
     for b, row in enumerate(rows.tolist()):

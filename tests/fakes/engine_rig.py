@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from actors.engine.admission import EngineLimits
 from actors.engine.choosing import Grammars
+from actors.engine.costs import Costs
 from actors.engine.outcome import StepOutcome
 from actors.engine.request import RequestKey
 from actors.engine.step_loop import Engine
@@ -17,8 +19,8 @@ from tests.fakes.fake_decoder import FakeDecoder, FakeRouter, fake_memory
 VOCAB = 61
 
 
-def limits(**changes: int) -> EngineLimits:
-    values = {
+def limits(**changes: Any) -> EngineLimits:
+    values: dict[str, Any] = {
         "vocab_size": VOCAB,
         "context_tokens": 256,
         "num_blocks": 32,
@@ -87,6 +89,9 @@ class EngineRig:
     router: FakeRouter = field(default_factory=FakeRouter)
     now: float = 0.0
     grammars: Grammars | None = None
+    num_scratch: int = 2
+    costs: Costs | None = None
+    """What is assumed whatever is measured; None measures."""
     decoder: FakeDecoder = field(init=False)
     engine: Engine = field(init=False)
     tokens: dict[RequestKey, list[int]] = field(default_factory=dict)
@@ -100,14 +105,17 @@ class EngineRig:
             memory=fake_memory(
                 num_blocks=self.limits.num_blocks,
                 block_size=self.limits.block_tokens,
-                num_slots=self.limits.num_state_slots,
+                num_slots=self.limits.num_state_slots + self.num_scratch,
             ),
             router=self.router,
             limits=self.limits,
             clock=lambda: self.now,
             wait_timeout_s=1.0,
             grammars=self.grammars,
+            fingerprint="fake",
         )
+        if self.costs is not None:
+            self.engine.requests.costs = self.costs
 
     def submit(self, message: Submit) -> None:
         self.engine.submit(message, self.now)
@@ -139,5 +147,20 @@ class EngineRig:
     def assert_memory_is_free(self) -> None:
         stats = self.engine.stats()
         assert (stats.num_used_blocks, stats.num_used_slots) == (0, 0)
-        assert stats.num_free_blocks == self.limits.num_blocks
+        assert stats.num_free_blocks + stats.num_cached_blocks == self.limits.num_blocks
+        assert stats.request_copy_bytes == 0
+        self.engine.requests.check()
         assert stats.num_free_slots == self.limits.num_state_slots
+
+
+class FixedCosts(Costs):
+    """Costs that measurements do not change."""
+
+    __slots__ = ()
+
+    def measured(self, **_seconds: float | None) -> Costs:
+        return self
+
+
+ALWAYS_COPY = FixedCosts(prefill_s_per_token=1.0, replay_s_per_token=1.0, copy_bytes_per_s=1e12)
+NEVER_COPY = FixedCosts(copy_bytes_per_s=1e-9)

@@ -3,24 +3,31 @@
 By default every request is answered by counting: token i of the answer is `first_token + i`, until
 `max_tokens` or a stop token, in bursts and never beyond the credit; choice c counts from
 `first_token + c`. `answers` replaces the counting: choice c gets those of its tokens, in a circle.
-With `is_manual` nothing is answered by itself.
+A moved request goes on where its tokens end. With `is_manual` nothing is answered by itself.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import msgspec
 import numpy as np
 
 from actors.request_channel import (
     LENGTH_BYTES,
+    CacheFlushed,
     Cancel,
     Credit,
+    Draining,
     Ended,
+    FlushCache,
     LogitRows,
     NewTokens,
+    PrefixNews,
     PromptLogprobs,
+    SavedSnapshot,
+    SnapshotPlace,
     StepReport,
     Submit,
     TokenLogprobs,
@@ -33,6 +40,12 @@ from actors.request_channel import (
 )
 from configs.ids import WorkerId
 from configs.numerics import EndReason, FinishReason
+
+
+def place_of(worker="", position=4, name="copy"):
+    """Where a copy of a request's memory lies: with a worker, or in a folder."""
+    address = f"unix:/vaults/{worker}" if worker else "folder:/copies"
+    return SnapshotPlace(address, name, position, 1000, WorkerId(worker))
 
 
 def choice_of(submit, choice):
@@ -59,11 +72,18 @@ class FakeAttentionWorker:
         self.answers = answers
         self.num_sent = 0
         self.is_starved = False
+        self.is_draining = False
+        self.block_tokens = 4
+        self.num_snapshots = 0
+        """Answered to the next flush; None leaves it unanswered."""
         self.submitted = asyncio.Queue()
         self.cancelled = asyncio.Queue()
         self.credited = asyncio.Queue()
         self.connected = asyncio.Queue()
+        self.flushed = asyncio.Queue()
         self.received = []
+        self.live = {}
+        """Submissions, one per choice, that have not ended and whose gateway is there."""
         self._writers = {}
         self._submits = {}
         self._credit = {}
@@ -113,6 +133,7 @@ class FakeAttentionWorker:
         if reason is EndReason.FINISHED:
             kwargs.setdefault("finish_reason", FinishReason.LENGTH)
         kwargs.setdefault("usage", Usage(prompt_tokens=len(submit.token_ids)))
+        self.live.pop((submit.request_id, submit.attempt), None)
         ended = Ended(submit.request_id, submit.attempt, reason, **kwargs)
         await self._send(submit, StepReport(step=2, ended=[ended]))
 
@@ -127,6 +148,36 @@ class FakeAttentionWorker:
             submit.request_id, submit.attempt, first_position, len(logits), logits.tobytes()
         )
         await self._send(submit, StepReport(step=1, logits=[rows]))
+
+    async def send_moved(self, submit, **kwargs):
+        await self.send_end(submit, EndReason.MOVED, **kwargs)
+
+    async def give_up(self, submit):
+        """Stop to answer a request and let it move; nothing happens if its gateway is gone."""
+        self._tasks[submit.request_id, submit.attempt].cancel()
+        with contextlib.suppress(ConnectionError):
+            await self.send_moved(submit)
+
+    async def send_saved(self, submit, place):
+        saved = SavedSnapshot(submit.request_id, submit.attempt, place)
+        await self._send(submit, StepReport(step=1, saved=[saved]))
+
+    async def broadcast(self, message):
+        """Send what concerns no request to every gateway."""
+        for writer in self._open_writers():
+            writer.write(encode_message(message))
+            await writer.drain()
+
+    async def send_prefixes(self, epoch, added=(), removed=()):
+        await self.broadcast(PrefixNews(epoch, list(added), list(removed)))
+
+    async def drain(self):
+        """Tell every gateway, now and on connecting, that no new requests are taken."""
+        self.is_draining = True
+        await self.broadcast(Draining())
+
+    def _open_writers(self):
+        return [writer for writer in set(self._writers.values()) if not writer.is_closing()]
 
     def drop_connections(self):
         """Break every connection, as a process that dies does."""
@@ -143,7 +194,10 @@ class FakeAttentionWorker:
 
     async def _accept(self, reader, writer):
         self._writers[id(writer)] = writer
-        writer.write(encode_message(Welcome(self.name, 1, self.max_request_tokens)))
+        welcome = Welcome(
+            self.name, 1, self.max_request_tokens, self.block_tokens, is_draining=self.is_draining
+        )
+        writer.write(encode_message(welcome))
         self.connected.put_nowait(id(writer))
         try:
             while True:
@@ -152,20 +206,31 @@ class FakeAttentionWorker:
                 await self._take(decode_to_worker(body), writer)
         except (asyncio.IncompleteReadError, ConnectionError):
             writer.close()
+            for key in [key for key in self.live if self._writers[key] is writer]:
+                del self.live[key]
+                if key in self._tasks:
+                    self._tasks[key].cancel()
 
     async def _take(self, message, writer):
         self.received.append(message)
+        if isinstance(message, FlushCache):
+            self.flushed.put_nowait(message)
+            if self.num_snapshots is not None:
+                writer.write(encode_message(CacheFlushed(message.flush_id, self.num_snapshots)))
+            return
         key = (message.request_id, message.attempt)
         match message:
             case Submit():
                 for choice in range(message.num_choices):
                     submit = choice_of(message, choice)
                     key = (submit.request_id, submit.attempt)
-                    self._submits[key] = submit
+                    self._submits[key] = self.live[key] = submit
                     self._writers[key] = writer
                     self._credit[key] = message.credit_tokens
                     if not self.is_manual:
-                        self._tasks[key] = asyncio.create_task(self._answer(submit, choice))
+                        # A choice that was moved comes alone.
+                        number = submit.sampling.choice + choice
+                        self._tasks[key] = asyncio.create_task(self._answer(submit, number))
                 self.submitted.put_nowait(message)
             case Credit():
                 async with self._has_credit:
@@ -200,9 +265,9 @@ class FakeAttentionWorker:
         if submit.prompt_logprobs is not None and choice == 0:
             await self.send_prompt_logprobs(submit, 1, len(submit.token_ids))
         reason = FinishReason.LENGTH
-        num_sent = 0
+        num_old = num_sent = len(submit.generated_ids)
         while num_sent < submit.max_tokens and reason is FinishReason.LENGTH:
-            room = await self._room(key, num_sent)
+            room = await self._room(key, num_sent - num_old)
             num_new = min(self.burst, submit.max_tokens - num_sent, room)
             token_ids = []
             while len(token_ids) < num_new and reason is FinishReason.LENGTH:

@@ -105,6 +105,8 @@ class FakeDecoder:
             position += 1
             logits_TV[row, next_token(state, self.vocab_size)] = 1.0
         slot[0, 0], slot[0, 1] = float(state), float(position)
+        if segment.save_slot is not None:
+            memory.copy_slot(segment.state_slot, segment.save_slot)
 
 
 def _read_history(segment: Segment, memory: ModelMemory) -> int:

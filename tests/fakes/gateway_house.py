@@ -55,6 +55,9 @@ class House:
     def close_later(self, close):
         self._stack.push_async_callback(close)
 
+    def enter(self, context):
+        return self._stack.enter_context(context)
+
     async def worker(self, name="attention-0", **kwargs):
         worker = await FakeAttentionWorker.start(name, **kwargs)
         self._stack.push_async_callback(worker.close)

@@ -7,10 +7,12 @@ from pathlib import Path
 
 from actors.attention_service import AttentionService
 from actors.expert_service import ExpertService
+from actors.snapshot_transport import SnapshotPeer
 from actors.worker_settings import (
     AttentionServiceSettings,
     ComputeSettings,
     ExpertServiceSettings,
+    SnapshotSettings,
 )
 from cluster.api.gateway_settings import AttentionEndpoint
 from configs.ids import Generation, WorkerId
@@ -49,6 +51,7 @@ def pool_in_process(
     context_tokens=512,
     num_slots=4,
     numerics=Numerics.FAST,
+    snapshots=None,
 ):
     dims = Checkpoint.open(checkpoint, mla_norm_eps=1e-6).dims
     compute = ComputeSettings(
@@ -98,6 +101,7 @@ def pool_in_process(
                     max_queued_requests=64,
                     host=None,
                     sockets=sockets,
+                    snapshots=SnapshotSettings() if snapshots is None else snapshots,
                 )
             )
             stack.callback(worker.stop)
@@ -105,4 +109,10 @@ def pool_in_process(
             address = worker.connect(Membership(Generation(1), tuple(infos)), placement)
             endpoints.append(AttentionEndpoint(name, address))
             attention.append(worker)
+        peers = [
+            SnapshotPeer(endpoint.worker, worker.vault_address)
+            for endpoint, worker in zip(endpoints, attention, strict=True)
+        ]
+        for worker in attention:
+            worker.set_peers(peers)
         yield Pool(dims, endpoints, attention)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from actors.engine.request import RequestKey
-from actors.request_channel import Ended, StepReport
+from actors.request_channel import Ended, StepReport, ToGateway
 
 WAIT_S = 30.0
 
@@ -15,12 +15,17 @@ class RecordingSink:
 
     def __init__(self) -> None:
         self.reports: list[StepReport] = []
+        self.news: list[ToGateway] = []
+        """What is no report."""
         self.backlog_bytes = 0
         self._changed = threading.Condition()
 
-    def send(self, report: StepReport) -> None:
+    def send(self, report: ToGateway) -> None:
         with self._changed:
-            self.reports.append(report)
+            if isinstance(report, StepReport):
+                self.reports.append(report)
+            else:
+                self.news.append(report)
             self._changed.notify_all()
 
     def ends(self) -> dict[RequestKey, Ended]:

@@ -192,7 +192,9 @@ async def test_score_that_nobody_reads_is_cancelled_when_its_client_leaves(house
 
 
 async def test_lost_worker_ends_its_requests_as_unavailable_after_what_was_received(house):
-    worker, gateway, stub = await house.simple(is_manual=True)
+    worker = await house.worker(is_manual=True)
+    gateway = await house.gateway(worker, move_timeout_s=0)
+    stub = await house.stub(gateway)
     call = stub.Generate(ask())
     submit = await worker.submitted.get()
     await worker.send_tokens(submit, [5])

@@ -245,7 +245,17 @@ async def test_the_tokenizer_comes_as_a_zip_with_its_fingerprint(adapter):
     assert {"tiktoken.model", "tokenizer_config.json"} <= set(names)
 
 
-async def test_flushing_is_answered_honestly(adapter):
+async def test_flushing_says_how_much_was_forgotten(adapter):
+    adapter.worker.num_snapshots = 3
     answer = await adapter.stub.FlushCache(common_pb2.FlushCacheRequest())
-    assert answer.success
-    assert "no prefixes are cached" in answer.message
+    assert (answer.success, answer.message) == (True, "forgot 3 cached prefixes")
+
+
+async def test_flushing_names_the_workers_that_did_not_answer(adapter):
+    adapter.worker.num_snapshots = None
+    call = adapter.stub.FlushCache(common_pb2.FlushCacheRequest())
+    await adapter.worker.flushed.get()
+    adapter.worker.drop_connections()
+    answer = await call
+    assert not answer.success
+    assert "attention-0" in answer.message

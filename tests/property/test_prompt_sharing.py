@@ -139,4 +139,7 @@ def test_a_prompt_that_can_be_shared_is_computed_once(arrivals, memory):
         usages = [ends[choice_key(index, c)].usage for c in range(group.choices)]
         assert sum(usage.computed_tokens for usage in usages) == num_computed * group.prompt
         assert {usage.prompt_tokens for usage in usages} == {group.prompt}
-    assert rig.engine.stats().prompt_tokens_total == num_expected
+    # Again only for those that had to make room for others.
+    stats = rig.engine.stats()
+    has_recomputed = stats.dropped_preemptions_total > 0
+    assert has_recomputed or stats.prompt_tokens_total == num_expected

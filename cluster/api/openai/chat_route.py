@@ -51,6 +51,7 @@ class ChatCompletion:
             num_choices=wanted.n or 1,
             constraint=self._constraint(conversation),
             logprobs=wanted.num_logprobs,
+            priority=wanted.priority,
         )
         return self._inference.generate(params, self._call, chat=ChatFormat(wanted.thinking))
 

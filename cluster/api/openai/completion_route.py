@@ -131,6 +131,7 @@ class TextCompletion:
             constraint=None if constraint is None else constraint.to_constraint(),
             logprobs=wanted.logprobs,
             prompt_logprobs=wanted.logprobs if has_echoed_logprobs else None,
+            priority=wanted.priority,
         )
 
     async def _remember(self, prompt: str | list[int]) -> None:

@@ -19,6 +19,7 @@ from cluster.api.validation import (
     MAX_LOGIT_BIASES,
     MAX_LOGPROBS,
     MAX_PENALTY,
+    MAX_PRIORITY,
     MAX_REPETITION_PENALTY,
     MAX_SEED,
     MAX_STOP_CHARS,
@@ -131,6 +132,8 @@ class RequestFields(Body):
     min_tokens: Annotated[int, Field(ge=0, le=MAX_COUNT)] = 0
     """No end by a stop token or text before so many tokens."""
     structured_outputs: StructuredOutputs | None = None
+    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
+    """Lower is served earlier."""
     user: str | None = None
     """Accepted and ignored."""
     metadata: dict[str, str] | None = None

@@ -203,7 +203,7 @@ def test_stopping_ends_every_request_with_a_retryable_failure() -> None:
         rig.worker.handle(G1, submit("running", [1], 9, credit=1))
         rig.worker.handle(G1, submit("queued", [1], 9))
         sink.wait_for_tokens(key("running"), 1)
-    assert {end.error_code for end in sink.ends().values()} == {"WORKER_FAILED"}
+    assert {end.error_code for end in sink.ends().values()} == {"SHUTTING_DOWN"}
     assert len(sink.ends()) == 2
 
 
@@ -406,4 +406,4 @@ def test_stopping_ends_what_waits_for_a_grammar(grammars: _SlowGrammars) -> None
         rig.worker.stop()
         grammars.may_go_on.set()
         for name in ("first", "second"):
-            assert sink.wait_for_end(key(name)).error_code == "WORKER_FAILED"
+            assert sink.wait_for_end(key(name)).error_code == "SHUTTING_DOWN"

@@ -37,6 +37,7 @@ from configs.ids import WorkerId
 from configs.numerics import EndReason
 from tests.fakes.engine_rig import VOCAB, EngineRig, key, limits, score, submit
 from tests.fakes.fake_decoder import expected_tokens
+from tests.fakes.step_reports import step_reports
 
 WAIT_S = 30.0
 pytestmark = pytest.mark.asyncio
@@ -99,7 +100,7 @@ async def collect(client: RequestClient, *wanted: RequestKey) -> dict[RequestKey
     client_reports.setdefault(client, [])
     ended: dict[RequestKey, Ended] = {}
     async with asyncio.timeout(WAIT_S):
-        async for report in client:
+        async for report in step_reports(client):
             client_reports[client].append(report)
             ended.update({RequestKey(e.request_id, e.attempt): e for e in report.ended})
             if set(wanted) <= set(ended):
@@ -122,7 +123,7 @@ def tokens_of(client: RequestClient, wanted: RequestKey) -> list[int]:
 
 async def test_a_gateway_is_welcomed_and_gets_its_tokens(address: str) -> None:
     client = await RequestClient.connect(address)
-    assert client.welcome == Welcome(WorkerId("attention-0"), 1, 512)
+    assert client.welcome == Welcome(WorkerId("attention-0"), 1, 512, block_tokens=16)
     await client.send(submit("a", [1], 5))
     await client.send(submit("b", [2], 3))
     ended = await collect(client, key("a"), key("b"))
@@ -157,7 +158,7 @@ async def test_a_score_arrives_row_by_row(address: str) -> None:
 async def test_a_gateway_that_vanishes_frees_its_requests(served: Served, address: str) -> None:
     client = await RequestClient.connect(address)
     await client.send(submit("a", [1], 200, credit=1))
-    async for report in client:
+    async for report in step_reports(client):
         if report.tokens:
             break
     await client.close()
@@ -250,7 +251,7 @@ async def test_the_last_reports_are_flushed_on_close(served: Served) -> None:
     server = RequestServer(served.worker)
     client = await RequestClient.connect(server.start())
     await client.send(submit("a", [1], 200, credit=1))
-    async for report in client:
+    async for report in step_reports(client):
         if report.tokens:
             break
     await asyncio.to_thread(served.close)
@@ -282,7 +283,7 @@ async def test_sending_on_a_closed_connection_is_a_typed_error(tcp_address: str)
     await client.close()
     with pytest.raises(PeerClosedError):
         await client.send(submit())
-    assert [report async for report in client] == []
+    assert [report async for report in step_reports(client)] == []
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from configs.numerics import FloatType, Numerics
 from router.membership import Membership
 from router.placement import plan_initial_placement
 from router.settings import RouterSettings
+from tests.fakes.step_reports import step_reports
 
 MINI = Path(__file__).parents[2] / "golden" / "mini"
 WORKER = WorkerId("attention-0")
@@ -83,7 +84,7 @@ async def ask(address, token_ids, max_tokens):
     try:
         await client.send(Submit(RequestId("r"), 1, list(token_ids), max_tokens, Sampling(), []))
         tokens = []
-        async for report in client:
+        async for report in step_reports(client):
             tokens += [token for news in report.tokens for token in news.token_ids]
             if report.ended:
                 return tokens, report.ended[0]

@@ -3,14 +3,20 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import NoOpTracerProvider, StatusCode
 from prometheus_client.parser import text_string_to_metric_families
 
+from actors.request_channel import LevelSample
 from cluster.telemetry import Metrics, RequestTracer, make_tracer_provider, provider_for
 from configs.errors import ConfigError, OverloadedError
-from configs.metrics import CATALOGUE, REQUESTS, MetricKind
+from configs.metrics import ATTENTION_REQUESTS, CATALOGUE, REQUESTS, MetricKind
 
 
 def emit_all(metrics):
+    reported = []
     for metric in CATALOGUE:
         labels = dict.fromkeys(metric.labels, "x")
+        if metric.is_of_worker:
+            del labels["worker"]
+            reported.append(LevelSample(metric.name, 1.0, labels))
+            continue
         match metric.kind:
             case MetricKind.COUNTER:
                 metrics.add(metric, **labels)
@@ -18,6 +24,23 @@ def emit_all(metrics):
                 metrics.set(metric, 1, **labels)
             case MetricKind.HISTOGRAM:
                 metrics.observe(metric, 0.5, **labels)
+    metrics.report("attention-0", reported)
+
+
+def test_the_metrics_of_a_worker_replace_those_before_and_go_with_it():
+    metrics = Metrics()
+    name = ATTENTION_REQUESTS.name
+    for value in (3.0, 5.0):
+        metrics.report("attention-0", [LevelSample(name, value, {"state": "queued"})])
+        assert metrics.value(name, worker="attention-0", state="queued") == value
+    metrics.report("attention-0", [])
+    assert name + "{" not in metrics.exposition().decode()
+
+
+def test_a_metric_that_is_not_in_the_catalogue_is_not_shown():
+    metrics = Metrics()
+    metrics.report("attention-0", [LevelSample("made_up", 1.0, {})])
+    assert "made_up" not in metrics.exposition().decode()
 
 
 def test_exposition_holds_every_metric_of_the_catalogue_and_no_other():

@@ -34,7 +34,7 @@ def test_every_auto_becomes_a_value_with_a_reason() -> None:
     assert resolved.device == "cpu"
     assert resolved.attention_threads == resolved.expert_threads == 2
     assert resolved.context_tokens == 4_096
-    assert len(resolved.notes) == 7
+    assert len(resolved.notes) == 8
 
 
 def test_blocks_are_no_more_than_all_slots_at_full_context_can_use() -> None:
@@ -43,7 +43,7 @@ def test_blocks_are_no_more_than_all_slots_at_full_context_can_use() -> None:
 
 
 def test_blocks_are_cut_to_memory_and_context_to_blocks() -> None:
-    resolved = resolve(config("attention_pool.memory_bytes=112000"), FACTS)
+    resolved = resolve(config("attention_pool.memory_bytes=115000"), FACTS)
     assert resolved.num_blocks == 10
     assert resolved.context_tokens == 640
 
@@ -83,7 +83,7 @@ def test_settings_that_contradict_each_other_are_refused(
 
 
 def test_attention_side_that_does_not_fit_is_refused_with_the_bytes() -> None:
-    with pytest.raises(DeviceTooSmallError, match=r"103,000 bytes.*90,000"):
+    with pytest.raises(DeviceTooSmallError, match=r"106,000 bytes.*90,000"):
         resolve(config("attention_pool.memory_bytes=90000"), FACTS)
 
 

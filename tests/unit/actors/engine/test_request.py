@@ -14,7 +14,7 @@ def make_of(message, *, credit: int = 9) -> EngineRequest:
     return EngineRequest(
         submit=message,
         arrived_at=0.0,
-        num_blocks=1,
+        number=0,
         choice=TokenChoice(message, None),
         deadline=None,
         credit=credit,

@@ -69,6 +69,7 @@ def listed(params):
             constraint=Constraint(ConstraintKind.REGEX, "a+"),
             logprobs=2,
             prompt_logprobs=0,
+            priority=-7,
             resume_offset=6,
         ),
     ],

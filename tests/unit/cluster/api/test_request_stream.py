@@ -178,6 +178,65 @@ async def test_end_of_the_worker_becomes_its_exception(reason, code, cls):
     assert (outcome.reason, type(outcome.error)) == (reason, cls)
 
 
+@pytest.mark.asyncio
+async def test_credit_granted_between_two_workers_goes_along_with_the_next_attempt():
+    desk = Desk()
+    desk.stream.put_tokens([0] * CREDIT_TOKENS)
+    await desk.stream.next_news()
+    desk.stream.detach(Usage())
+    waiting = asyncio.create_task(desk.stream.next_news())
+    await asyncio.sleep(0)
+    posted = []
+    submit = desk.stream.attach(posted.append, takes_snapshot=True)
+    assert (submit.attempt, submit.credit_tokens) == (2, CREDIT_TOKENS)
+    assert submit.generated_ids == [0] * CREDIT_TOKENS
+    desk.stream.put_tokens([1])
+    assert (await waiting).token_ids == [1]
+    desk.stream.close()
+    assert (desk.posted, posted) == ([], [Cancel(RequestId("g-1"), 2)])
+
+
+@pytest.mark.asyncio
+async def test_answer_that_becomes_whole_between_two_workers_ends_at_once():
+    desk = Desk()
+    desk.stream.put_tokens([1])
+    desk.stream.detach(Usage())
+    desk.stream.complete()
+    assert not desk.stream.needs_worker
+    outcome = (await desk.stream.next_news()).outcome
+    assert (outcome.reason, outcome.error) == (EndReason.FINISHED, None)
+    assert outcome.usage.output_tokens == 1
+
+
+@pytest.mark.asyncio
+async def test_whole_answer_whose_worker_is_lost_needs_no_other_one():
+    desk = Desk()
+    desk.stream.complete()
+    assert not desk.stream.needs_worker
+    desk.stream.fail(WorkerError("gone"))
+    assert [outcome.reason for outcome in desk.settled] == [EndReason.FINISHED]
+
+
+@pytest.mark.asyncio
+async def test_request_whose_deadline_passes_between_two_workers_ends_by_it():
+    desk = Desk()
+    desk.stream.detach(Usage())
+    desk.stream.expire()
+    assert isinstance((await desk.stream.next_news()).outcome.error, DeadlineError)
+    assert desk.posted == []
+
+
+@pytest.mark.asyncio
+async def test_rows_that_are_computed_again_cost_no_credit_and_are_not_told_again():
+    desk = Desk(num_rows=100, credit=32)
+    desk.stream.put_rows(rows_of(0, 20))
+    desk.stream.put_rows(rows_of(0, 16))
+    desk.stream.put_rows(rows_of(16, 16))
+    news = await desk.stream.next_news()
+    assert [(rows.first_position, rows.num_rows) for rows in news.rows] == [(0, 20), (20, 12)]
+    assert news.outcome is None
+
+
 def rows_of(position, num_rows):
     return LogitRows(RequestId("g-1"), 1, position, num_rows, bytes(4 * num_rows))
 

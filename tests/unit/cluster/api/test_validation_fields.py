@@ -79,6 +79,12 @@ def stopped(**kwargs):
             GenerateParams([1], logprobs=21), ("logprobs is 21", "0 to 20"), id="logprobs"
         ),
         pytest.param(
+            GenerateParams([1], priority=-101),
+            ("priority is -101", "-100 to 100"),
+            id="priority low",
+        ),
+        pytest.param(GenerateParams([1], priority=101), ("priority is 101",), id="priority high"),
+        pytest.param(
             GenerateParams([1], prompt_logprobs=-1),
             ("prompt_logprobs is -1",),
             id="prompt logprobs",
@@ -111,6 +117,8 @@ def test_bad_field_is_refused_with_its_name_value_and_range(params, words):
         pytest.param(sampled(logit_bias={0: -100.0, 63: 100.0}), id="bias bounds"),
         pytest.param(stopped(texts=["a" * 128] * 64, token_ids=range(64)), id="many stops"),
         pytest.param(GenerateParams([1], num_choices=128), id="greedy with many choices"),
+        pytest.param(GenerateParams([1], priority=-100), id="priority first"),
+        pytest.param(GenerateParams([1], priority=100), id="priority last"),
         pytest.param(GenerateParams([1], logprobs=20, prompt_logprobs=0), id="logprobs"),
         pytest.param(
             GenerateParams([1], constraint=REGEX, stop=StopParams(ignore_eos=True)),

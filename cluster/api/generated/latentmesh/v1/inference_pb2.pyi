@@ -75,7 +75,7 @@ class Constraint(_message.Message):
     def __init__(self, json_schema: _Optional[str] = ..., json_object: _Optional[bool] = ..., regex: _Optional[str] = ..., grammar: _Optional[str] = ..., choices: _Optional[_Union[Choices, _Mapping]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("model", "text", "token_ids", "max_tokens", "sampling", "stop_token_ids", "ignore_eos", "resume_offset", "stop", "include_stop_text", "min_tokens", "num_choices", "constraint", "logprobs", "prompt_logprobs")
+    __slots__ = ("model", "text", "token_ids", "max_tokens", "sampling", "stop_token_ids", "ignore_eos", "resume_offset", "stop", "include_stop_text", "min_tokens", "num_choices", "constraint", "logprobs", "prompt_logprobs", "priority")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -91,6 +91,7 @@ class GenerateRequest(_message.Message):
     CONSTRAINT_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     model: str
     text: str
     token_ids: TokenIds
@@ -106,7 +107,8 @@ class GenerateRequest(_message.Message):
     constraint: Constraint
     logprobs: int
     prompt_logprobs: int
-    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., max_tokens: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., resume_offset: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., include_stop_text: _Optional[bool] = ..., min_tokens: _Optional[int] = ..., num_choices: _Optional[int] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ...) -> None: ...
+    priority: int
+    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., max_tokens: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., resume_offset: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., include_stop_text: _Optional[bool] = ..., min_tokens: _Optional[int] = ..., num_choices: _Optional[int] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("chunk", "finished")
@@ -202,6 +204,16 @@ class GetTopologyRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class FlushCacheRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class FlushCacheResponse(_message.Message):
+    __slots__ = ("num_snapshots",)
+    NUM_SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
+    num_snapshots: int
+    def __init__(self, num_snapshots: _Optional[int] = ...) -> None: ...
+
 class GetTopologyResponse(_message.Message):
     __slots__ = ("model", "attention_workers", "expert_workers", "membership_generation", "layers", "config_json", "cluster_id", "version")
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -245,7 +257,7 @@ class ModelInfo(_message.Message):
     def __init__(self, name: _Optional[str] = ..., context_tokens: _Optional[int] = ..., vocab_size: _Optional[int] = ..., has_tokenizer: _Optional[bool] = ..., num_layers: _Optional[int] = ..., num_experts: _Optional[int] = ..., num_experts_per_token: _Optional[int] = ..., hidden_size: _Optional[int] = ..., latent_size: _Optional[int] = ...) -> None: ...
 
 class AttentionWorker(_message.Message):
-    __slots__ = ("name", "pid", "node_id", "running_requests", "queued_requests", "used_blocks", "total_blocks", "used_slots", "total_slots", "prompt_tokens", "output_tokens", "latent_bytes_sent", "wire_bytes_sent", "wire_bytes_received", "latents_sent", "memory_bytes", "transports")
+    __slots__ = ("name", "pid", "node_id", "running_requests", "queued_requests", "used_blocks", "total_blocks", "used_slots", "total_slots", "prompt_tokens", "output_tokens", "latent_bytes_sent", "wire_bytes_sent", "wire_bytes_received", "latents_sent", "memory_bytes", "transports", "cached_blocks", "prefix_snapshots", "snapshot_bytes", "prefix_hits", "prefix_hit_tokens", "preemptions", "restores", "recomputed_tokens", "moved_requests")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -263,6 +275,15 @@ class AttentionWorker(_message.Message):
     LATENTS_SENT_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_HITS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    RESTORES_FIELD_NUMBER: _ClassVar[int]
+    RECOMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MOVED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     name: str
     pid: int
     node_id: str
@@ -280,7 +301,16 @@ class AttentionWorker(_message.Message):
     latents_sent: int
     memory_bytes: int
     transports: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, name: _Optional[str] = ..., pid: _Optional[int] = ..., node_id: _Optional[str] = ..., running_requests: _Optional[int] = ..., queued_requests: _Optional[int] = ..., used_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., used_slots: _Optional[int] = ..., total_slots: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., latent_bytes_sent: _Optional[int] = ..., wire_bytes_sent: _Optional[int] = ..., wire_bytes_received: _Optional[int] = ..., latents_sent: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ...) -> None: ...
+    cached_blocks: int
+    prefix_snapshots: int
+    snapshot_bytes: int
+    prefix_hits: int
+    prefix_hit_tokens: int
+    preemptions: int
+    restores: int
+    recomputed_tokens: int
+    moved_requests: int
+    def __init__(self, name: _Optional[str] = ..., pid: _Optional[int] = ..., node_id: _Optional[str] = ..., running_requests: _Optional[int] = ..., queued_requests: _Optional[int] = ..., used_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., used_slots: _Optional[int] = ..., total_slots: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., latent_bytes_sent: _Optional[int] = ..., wire_bytes_sent: _Optional[int] = ..., wire_bytes_received: _Optional[int] = ..., latents_sent: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., cached_blocks: _Optional[int] = ..., prefix_snapshots: _Optional[int] = ..., snapshot_bytes: _Optional[int] = ..., prefix_hits: _Optional[int] = ..., prefix_hit_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., restores: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., moved_requests: _Optional[int] = ...) -> None: ...
 
 class ExpertWorker(_message.Message):
     __slots__ = ("name", "pid", "node_id", "num_expert_slots", "weight_bytes", "pairs", "weight_reads", "frames", "busy_time")

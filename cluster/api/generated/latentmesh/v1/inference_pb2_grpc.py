@@ -54,6 +54,11 @@ class InferenceServiceStub:
                 request_serializer=latentmesh_dot_v1_dot_inference__pb2.GetTopologyRequest.SerializeToString,
                 response_deserializer=latentmesh_dot_v1_dot_inference__pb2.GetTopologyResponse.FromString,
                 _registered_method=True)
+        self.FlushCache = channel.unary_unary(
+                '/latentmesh.v1.InferenceService/FlushCache',
+                request_serializer=latentmesh_dot_v1_dot_inference__pb2.FlushCacheRequest.SerializeToString,
+                response_deserializer=latentmesh_dot_v1_dot_inference__pb2.FlushCacheResponse.FromString,
+                _registered_method=True)
 
 
 class InferenceServiceServicer:
@@ -86,6 +91,14 @@ class InferenceServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FlushCache(self, request, context):
+        """Makes every attention worker forget the prefixes that no running request uses. Answers stay the
+        same; prompts are computed from their first token again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InferenceServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -103,6 +116,11 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.GetTopology,
                     request_deserializer=latentmesh_dot_v1_dot_inference__pb2.GetTopologyRequest.FromString,
                     response_serializer=latentmesh_dot_v1_dot_inference__pb2.GetTopologyResponse.SerializeToString,
+            ),
+            'FlushCache': grpc.unary_unary_rpc_method_handler(
+                    servicer.FlushCache,
+                    request_deserializer=latentmesh_dot_v1_dot_inference__pb2.FlushCacheRequest.FromString,
+                    response_serializer=latentmesh_dot_v1_dot_inference__pb2.FlushCacheResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -191,6 +209,33 @@ class InferenceService:
             '/latentmesh.v1.InferenceService/GetTopology',
             latentmesh_dot_v1_dot_inference__pb2.GetTopologyRequest.SerializeToString,
             latentmesh_dot_v1_dot_inference__pb2.GetTopologyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FlushCache(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/latentmesh.v1.InferenceService/FlushCache',
+            latentmesh_dot_v1_dot_inference__pb2.FlushCacheRequest.SerializeToString,
+            latentmesh_dot_v1_dot_inference__pb2.FlushCacheResponse.FromString,
             options,
             channel_credentials,
             insecure,
