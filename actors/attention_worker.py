@@ -245,6 +245,8 @@ class AttentionWorker:
             actions = list(self._inbox)
             self._inbox.clear()
         self._run_actions(actions)
+        for key in list(self._arriving):
+            self._admit_arrival(key, None)
         self._engine.fail_all(
             ShuttingDownError(
                 f"attention worker {self.worker} stops; send the request to another one"
@@ -454,7 +456,7 @@ class AttentionWorker:
 def _failure_of(made: Made) -> ServingError | None:
     """Why no matchers were made, or None."""
     if made.cancelled():
-        return WorkerError("the attention worker stops; send the request to another one")
+        return ShuttingDownError("the attention worker stops; send the request to another one")
     exc = made.exception()
     if exc is None or isinstance(exc, ServingError):
         return exc

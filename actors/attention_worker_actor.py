@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 from dataclasses import replace
@@ -29,6 +30,8 @@ class AttentionWorkerActor:
     def load(self) -> WorkerIdentity:
         """Load weights and allocate caches; see `AttentionService.load`."""
         self._service.load()
+        # What is loaded stays: collections, which stop the engine, need not look at it.
+        gc.freeze()
         return self._identity()
 
     def connect(self, membership: Membership, placement: Placement) -> str:

@@ -57,11 +57,13 @@ def plan_growth(
 def plan_displacement(state: SchedulerState) -> tuple[int, ...]:
     """Return the running requests that give way to the head of the queue, which does not fit.
 
-    These may: requests that have not been able to run for `PAUSE_PATIENCE_STEPS`, then less urgent
-    ones, the last in rank first. None if all of them together are not enough.
+    These may: requests that have not been able to run for `PAUSE_PATIENCE_STEPS`, or at once where
+    none can, because then no step passes; then less urgent ones, the last in rank first. None if
+    all of them together are not enough.
     """
     running, head = state.running, state.queued[0]
-    is_stuck = ~running.can_run & (state.step - running.last_step >= PAUSE_PATIENCE_STEPS)
+    is_patient = state.step - running.last_step < PAUSE_PATIENCE_STEPS
+    is_stuck = ~running.can_run & (~is_patient | (not running.can_run.any()))
     may_leave = (running.num_slots > 0) & (is_stuck | (running.priority > head.priority))
     num_blocks, num_slots = state.num_available_blocks, state.num_free_slots
     num_running = len(running)

@@ -352,9 +352,15 @@ class RequestTable:
     def _queue_head(self, held: Collection[RequestKey]) -> tuple[QueuedView, ...]:
         # Even without a free slot the first is shown: others may have to give way to it.
         num_heads = min(max(self.memory.slots.num_free, 1), MAX_ADMISSIONS)
-        return tuple(
-            self.memory.queued_view(request) for request in self.queued.heads(num_heads, held)
-        )
+        num_left = self.memory.num_available_blocks
+        views: list[QueuedView] = []
+        for request in self.queued.heads(num_heads, held):
+            view = self.memory.queued_view(request)
+            views.append(view)
+            num_left -= view.num_blocks
+            if num_left < 0:
+                break  # Nobody behind it can be admitted either.
+        return tuple(views)
 
     def _count_waiting(self) -> int:
         """Queued requests that the next step cannot admit."""

@@ -86,8 +86,10 @@ class RunningRows:
     def can_displace(self, priority: int, step: int) -> bool:
         """Whether any request might give way to one of this priority that waits for memory."""
         slots_N = self._sorted_slots()
-        is_stuck = ~self._can_run[slots_N]
-        is_stuck &= self._ints[_STEP, slots_N] <= step - PAUSE_PATIENCE_STEPS
+        can_run = self._can_run[slots_N]
+        is_stuck = ~can_run
+        if can_run.any():
+            is_stuck &= self._ints[_STEP, slots_N] <= step - PAUSE_PATIENCE_STEPS
         return bool((is_stuck | (self._ints[_PRIORITY, slots_N] > priority)).any())
 
     def _sorted_slots(self) -> IntArray:

@@ -104,6 +104,7 @@ async def test_draining_a_worker_moves_its_streams_without_changing_a_token(
     assert {len(tokens) for tokens, _ in results} == {MAX_TOKENS}
     await until(lambda: leaving.is_drained and is_empty(leaving))
     assert gateway.num_running == 0
+    assert gateway.metrics.value("latentmesh_requests_moved_total", reason="drain") > 0
     moved = leaving.stats().moved_requests
     assert moved > 0
     # A token of an answer costs a decode step to compute again, so copies pay even here.

@@ -411,3 +411,9 @@ def can_go_on_alone(given_state: SchedulerState, index: int) -> bool:
 def test_planning_is_pure(budget: int) -> None:
     given_state = state(decoding("d"), view("p", prompt=50), max_step_tokens=budget)
     assert schedule(given_state) == schedule(given_state)
+
+
+def test_where_nobody_can_run_room_is_made_at_once() -> None:
+    running = [decoding("a", paused=True), decoding("b", paused=True)]
+    plan = schedule(state(*running, queued=(view("q"),), num_free_slots=0))
+    assert preempted(plan) == ["b"]
