@@ -91,6 +91,12 @@ class _Arrival:
     matchers: Sequence[Matcher | None] | None
     num_credit: int = 0
 
+    @property
+    def deadline(self) -> float | None:
+        """When it waits no longer; None never."""
+        timeout_s = self.submit.timeout_s
+        return None if timeout_s is None else self.arrived_at + timeout_s
+
 
 class AttentionWorker:
     """Joins an engine with its gateways. Every method but `run` may be called from any thread."""
@@ -124,6 +130,7 @@ class AttentionWorker:
         self._is_stopping = False
         self._is_draining = False
         self._is_moving_out = False
+        self._is_drained = False
         self._sinks: dict[GatewayId, Sink] = {}
         self._owners: dict[RequestKey, GatewayId] = {}
         self._inlet = transfer.inlet
@@ -159,10 +166,8 @@ class AttentionWorker:
 
     @property
     def is_drained(self) -> bool:
-        """Whether `drain` was called and no request is left."""
-        stats = self._stats
-        num_left = stats.num_running + stats.num_queued + len(self._arriving)
-        return self._is_draining and num_left == 0
+        """Whether `drain` was called, and no request was left after a step since."""
+        return self._is_drained
 
     def connect(self, gateway: GatewayId, sink: Sink) -> None:
         """Send the reports of `gateway` to `sink` from now on."""
@@ -266,6 +271,9 @@ class AttentionWorker:
     def _step(self) -> bool:
         """Run one step; return whether there may be more to do at once."""
         now = self._clock()
+        for key, arrival in list(self._arriving.items()):
+            if arrival.deadline is not None and arrival.deadline <= now:
+                self._admit_arrival(key, None)
         try:
             outcome = self._engine.step(now, held=self._held_requests())
         except Exception as exc:
@@ -281,7 +289,8 @@ class AttentionWorker:
     def _wait(self) -> None:
         deadline, now = self._engine.next_deadline(), self._clock()
         timeouts = [self._levels.due_in_s(self._stats, now) if self._sinks else None]
-        timeouts.append(None if deadline is None else max(0.0, deadline - now))
+        deadlines = [deadline, *(one.deadline for one in self._arriving.values())]
+        timeouts += [max(0.0, one - now) for one in deadlines if one is not None]
         timeout_s = min((one for one in timeouts if one is not None), default=None)
         with self._condition:
             self._condition.wait_for(
@@ -424,6 +433,7 @@ class AttentionWorker:
 
     def _report(self, outcome: StepOutcome) -> None:
         self._stats = self._engine.stats()
+        self._is_drained = self._is_draining and not (self._engine.num_live or self._arriving)
         reports = split_outcome(outcome, self._mover.take_saved(), self._owners)
         for gateway, report in reports.items():
             self._send(gateway, report)

@@ -72,7 +72,7 @@ class RequestMover:
         self._clock = clock
         self._copy_interval_tokens = copy_interval_tokens
         self._waiting: deque[RequestKey] = deque()
-        self._num_moving = 0
+        self._moving: set[RequestKey] = set()
         self._is_copying = False
         self._saved: list[SavedSnapshot] = []
 
@@ -82,8 +82,9 @@ class RequestMover:
         return saved
 
     def move_all(self) -> None:
-        """Move every live request away; those without memory at once."""
-        self._waiting.extend(self._engine.live_keys())
+        """Move every live request away that is not on its way; those without memory at once."""
+        known = {*self._waiting, *self._moving}
+        self._waiting.extend(key for key in self._engine.live_keys() if key not in known)
         self._move_next()
 
     def copy_next(self) -> None:
@@ -105,13 +106,13 @@ class RequestMover:
         self._note(key, result)
 
     def _move_next(self) -> None:
-        while self._waiting and self._num_moving < MAX_MOVING:
+        while self._waiting and len(self._moving) < MAX_MOVING:
             key = self._waiting.popleft()
             if not self._engine.is_live(key):
                 continue
             snapshot = self._engine.begin_move(key)
             if snapshot is not None and self._send(key, snapshot):
-                self._num_moving += 1
+                self._moving.add(key)
             else:
                 self._engine.end_move(key, self._clock())
 
@@ -123,7 +124,7 @@ class RequestMover:
         return outlet is not None and outlet.try_send(snapshot, _name_of(key.request_id), _on_sent)
 
     def _end_move(self, key: RequestKey, result: Sent) -> None:
-        self._num_moving -= 1
+        self._moving.discard(key)
         if self._engine.is_live(key):
             self._note(key, result)
             self._engine.end_move(key, self._clock())

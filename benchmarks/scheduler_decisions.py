@@ -203,6 +203,7 @@ def measure(scenario: Scenario, num_steps: int) -> Result:
     for _ in range(num_steps // 3):
         bench.step()
     gc.collect()
+    gc.freeze()  # As a worker does after loading.
     decisions = [bench.step() for _ in range(num_steps)]
     state_us = [one.state_s * 1e6 for one in decisions]
     schedule_us = [one.schedule_s * 1e6 for one in decisions]

@@ -115,6 +115,8 @@ class BlockPool:
         for block in blocks:
             if not 0 <= block < self._num_blocks or not self._num_holders[block]:
                 raise self._not_owned(block, "released")
+        if len(set(blocks)) != len(blocks):
+            raise InvariantError(f"blocks released twice in one call: {list(blocks)}")
         for block in blocks:
             self._num_holders[block] -= 1
             if not self._num_holders[block] and not self._num_users[block]:

@@ -6,17 +6,31 @@ import heapq
 
 from actors.engine.request import EngineRequest
 
+_MIN_SWEEP = 64
+"""Requests among which those that have ended are let be."""
+
 
 class DeadlineHeap:
-    """Owned by the engine thread. Requests that have ended are forgotten when their turn comes."""
+    """Owned by the engine thread. Of requests that have ended it keeps as many as of live ones."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, EngineRequest]] = []
+        self._sweep_at = _MIN_SWEEP
+
+    def __len__(self) -> int:
+        """Requests that it keeps, some that have ended among them."""
+        return len(self._heap)
 
     def add(self, request: EngineRequest) -> None:
         """Watch a request; nothing happens if it has no deadline."""
-        if request.deadline is not None:
-            heapq.heappush(self._heap, (request.deadline, request.number, request))
+        if request.deadline is None:
+            return
+        if len(self._heap) >= self._sweep_at:
+            # Far deadlines would keep what has long ended.
+            self._heap = [entry for entry in self._heap if not entry[2].is_ended]
+            heapq.heapify(self._heap)
+            self._sweep_at = max(_MIN_SWEEP, 2 * len(self._heap))
+        heapq.heappush(self._heap, (request.deadline, request.number, request))
 
     def first(self) -> float | None:
         """Return the earliest deadline of a request that has not ended."""

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from actors.engine.scheduler_state import IntArray, RunningView, SchedulerState
+from actors.engine.scheduler_state import BoolArray, IntArray, RunningView, SchedulerState
 
 PAUSE_PATIENCE_STEPS = 64
 """A request that could compute nothing for so many steps gives way to others."""
@@ -58,13 +58,15 @@ def plan_displacement(state: SchedulerState) -> tuple[int, ...]:
     """Return the running requests that give way to the head of the queue, which does not fit.
 
     These may: requests that have not been able to run for `PAUSE_PATIENCE_STEPS`, or at once where
-    none can, because then no step passes; then less urgent ones, the last in rank first. None if
-    all of them together are not enough.
+    none can, because then no step passes; then less urgent ones that rank behind it, the last first
+    (others would be back before it). None if all of them together are not enough.
     """
     running, head = state.running, state.queued[0]
     is_patient = state.step - running.last_step < PAUSE_PATIENCE_STEPS
     is_stuck = ~running.can_run & (~is_patient | (not running.can_run.any()))
-    may_leave = (running.num_slots > 0) & (is_stuck | (running.priority > head.priority))
+    is_behind = np.arange(len(running)) >= head.num_ahead
+    may_leave = is_stuck | (is_behind & (running.priority > head.priority))
+    may_leave &= running.num_slots > 0
     num_blocks, num_slots = state.num_available_blocks, state.num_free_slots
     num_running = len(running)
     preempted: list[int] = []
@@ -76,7 +78,22 @@ def plan_displacement(state: SchedulerState) -> tuple[int, ...]:
         num_running -= int(running.num_slots[index])
         if head.num_blocks + num_running <= num_blocks and head.num_slots <= num_slots:
             return tuple(preempted)
-    return ()
+    return _displace_sharing(running, is_stuck, state)
+
+
+def _displace_sharing(
+    running: RunningView, is_stuck: BoolArray, state: SchedulerState
+) -> tuple[int, ...]:
+    """Return all that cannot run, if the blocks that they share with each other may be enough.
+
+    Such blocks are private to none of them. Those that give way wait aside, so it happens once.
+    """
+    head, leaving = state.queued[0], np.flatnonzero(is_stuck & (running.num_slots > 0))
+    num_slots = int(running.num_slots[leaving].sum())
+    num_blocks = state.num_available_blocks + int(running.num_blocks[is_stuck].sum())
+    num_needed = head.num_blocks + len(running) - num_slots
+    is_enough = num_needed <= num_blocks and head.num_slots <= state.num_free_slots + num_slots
+    return tuple(leaving.tolist()) if is_enough else ()
 
 
 def _victims(running: RunningView) -> IntArray:

@@ -93,6 +93,7 @@ class PrefixIndex:
         self._root = _Node(parent=None)
         self._nodes: dict[bytes, _Node] = {b"": self._root}
         self._snapshots: dict[int, PrefixSnapshot] = {}
+        """Least recently used first, which breaks ties."""
         self._clock = 0.0
         self._added: set[bytes] = set()
         self._removed: set[bytes] = set()
@@ -129,8 +130,10 @@ class PrefixIndex:
         return best
 
     def touch(self, snapshot: PrefixSnapshot) -> None:
-        """Note that a snapshot was used."""
-        snapshot.priority = self._clock + snapshot.worth
+        """Note that a snapshot was used; nothing happens if it has been given up."""
+        if self._snapshots.pop(id(snapshot), None) is not None:
+            snapshot.priority = self._clock + snapshot.worth
+            self._snapshots[id(snapshot)] = snapshot
 
     def insert(self, tokens: Tokens, blocks: tuple[int, ...], slot: SlotCopy) -> bool:
         """Keep a snapshot after `tokens`; False if there is one already or it exceeds the budget.

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from actors.engine.choosing import TokenChoice
 from actors.engine.prefix_index import PrefixSnapshot
 from actors.engine.request_snapshot import RequestSnapshot
-from actors.request_channel import PRIORITY_WAIT_S, Submit, Usage
+from actors.request_channel import PRIORITY_WAIT_S, ROW_GRID, Submit, Usage
 from configs.ids import RequestId
 from configs.numerics import FinishReason
 
@@ -137,7 +137,15 @@ class EngineRequest:
     @property
     def is_paused(self) -> bool:
         """Whether it waits for credit, for its leader's prompt, or to leave this worker."""
-        return self.credit <= 0 or self.leader is not None or self.is_leaving
+        return self.leader is not None or self.is_leaving or not self._has_credit
+
+    @property
+    def _has_credit(self) -> bool:
+        """Whether its credit is enough for a token, or for a score to end its next chunk."""
+        if not self.submit.want_logits:
+            return self.credit > 0
+        reach = min(self.row_limit, self.num_prompt)
+        return (reach if reach == self.num_prompt else reach - reach % ROW_GRID) > self.num_reported
 
     @property
     def wants_rows(self) -> bool:

@@ -122,13 +122,12 @@ class RequestMemory:
             self.blocks.share(shared)
             self._memory.write_slot(request.slot, hit.slot)
         num_own = blocks_needed(request.num_start_tokens, size) - len(shared)
-        tail = None if hit is None or hit.position % size == 0 else hit.blocks[len(shared)]
-        own = self._take(num_own, keep=tail)
+        own = self._take(num_own)
         request.blocks = shared + own
         if hit is not None:
-            if tail is not None:
-                self._memory.copy_block(tail, own[0], hit.position % size)
-                self.blocks.free([tail])
+            if hit.position % size:
+                # Perhaps given up for `own`, perhaps one of these: nobody has written it since.
+                self._memory.copy_block(hit.blocks[len(shared)], own[0], hit.position % size)
             self._note_hit(request, hit)
         elif snapshot is not None:
             self._restore(request, snapshot)
@@ -168,9 +167,14 @@ class RequestMemory:
         for follower in request.followers:
             self.release(follower)
 
-    def progress(self, request: EngineRequest) -> Progress:
-        """Return what a copy of a request would hold, and what computing it again would take."""
-        limit = min(request.computed, request.reuse_limit)
+    def progress(self, request: EngineRequest, *, is_moving: bool = False) -> Progress:
+        """Return what a copy of a request would hold, and what computing it again would take.
+
+        Args:
+            request: Running.
+            is_moving: It would be computed again elsewhere, without the prefixes that are here.
+        """
+        limit = 0 if is_moving else min(request.computed, request.reuse_limit)
         hit = self.prefixes.match(self._forms(request, limit), limit)
         reused = 0 if hit is None else hit.position
         num_prefilled = min(request.computed, request.num_prompt)
@@ -319,10 +323,8 @@ class RequestMemory:
         follower.blocks = shared + self._take(num_own)
         follower.slot = self.slots.allocate()
 
-    def _take(self, num_blocks: int, *, keep: int | None = None) -> tuple[int, ...]:
-        """Allocate blocks, giving up prefix snapshots for them; `keep` is in use afterwards."""
-        if keep is not None:
-            self.blocks.share([keep])
+    def _take(self, num_blocks: int) -> tuple[int, ...]:
+        """Allocate blocks, giving up prefix snapshots for them."""
         self.prefixes.evict_for_blocks(num_blocks)
         return self.blocks.allocate(num_blocks)
 

@@ -326,9 +326,10 @@ class RequestTable:
         num_available = memory.num_available_blocks
         # Whoever may be preempted is counted out exactly; that is dear, and rare. A step takes one
         # block at most for each request that runs.
-        is_tight = num_available < len(self.running) or (
-            bool(queued) and (bool(held) or self._rows.can_displace(queued[0].priority, step))
+        may_displace = bool(queued) and (
+            bool(held) or self._rows.can_displace(queued[0].priority, step)
         )
+        is_tight = num_available < len(self.running) or may_displace
         rule = None
         if memory.prefixes.is_enabled:
             rule = SnapshotRule(
@@ -346,26 +347,31 @@ class RequestTable:
             max_logit_rows=max_logit_rows,
             step=step,
             starved_steps=starved_steps,
+            may_displace=may_displace,
             snapshots=rule,
         )
 
-    def _queue_head(self, held: Collection[RequestKey]) -> tuple[QueuedView, ...]:
+    def _queue_head(
+        self, held: Collection[RequestKey], max_heads: int = MAX_ADMISSIONS
+    ) -> tuple[QueuedView, ...]:
         # Even without a free slot the first is shown: others may have to give way to it.
-        num_heads = min(max(self.memory.slots.num_free, 1), MAX_ADMISSIONS)
+        num_heads = min(max(self.memory.slots.num_free, 1), max_heads)
         num_left = self.memory.num_available_blocks
         views: list[QueuedView] = []
         for request in self.queued.heads(num_heads, held):
             view = self.memory.queued_view(request)
-            views.append(view)
+            views.append(view._replace(num_ahead=self._rows.count_ahead(request.rank)))
             num_left -= view.num_blocks
             if num_left < 0:
                 break  # Nobody behind it can be admitted either.
         return tuple(views)
 
     def _count_waiting(self) -> int:
-        """Queued requests that the next step cannot admit."""
+        """Queued requests that cannot be admitted now, or all where so many may wait."""
+        if len(self.queued) <= self.limits.max_queued_requests:
+            return len(self.queued)
         startable = plan_admission(
-            self._queue_head(()),
+            self._queue_head((), max_heads=self.limits.num_state_slots),
             num_available_blocks=self.memory.num_available_blocks,
             num_free_slots=self.memory.slots.num_free,
             num_running=len(self.running),

@@ -29,9 +29,6 @@ from actors.engine.scheduler_state import BoolArray, IntArray, RunningView
     _NUM_COLUMNS,
 ) = range(10)
 
-_Entry = tuple[Rank, int, RequestKey]
-"""Rank, slot and key of a request."""
-
 
 class RunningRows:
     """One row per state slot. Owned by the engine thread."""
@@ -41,26 +38,32 @@ class RunningRows:
         self._ints = np.zeros((_NUM_COLUMNS, num_slots), dtype=np.int64)
         self._can_run = np.zeros(num_slots, dtype=np.bool_)
         self._wants_rows = np.zeros(num_slots, dtype=np.bool_)
-        self._order: list[_Entry] = []
-        """Sorted; ranks are unique."""
-        self._entries: dict[RequestKey, _Entry] = {}
+        self._order: list[Rank] = []
+        """Sorted; ranks are unique. Slots and keys stand in the same places."""
+        self._slots: list[int] = []
+        self._order_keys: list[RequestKey] = []
+        self._ranks: dict[RequestKey, Rank] = {}
         self._slots_N: IntArray | None = None
         self._keys: tuple[RequestKey, ...] = ()
 
     def add(self, request: EngineRequest) -> None:
         """Take a request that has got its slot."""
         if request.slot is not None:
-            entry = (request.rank, request.slot, request.key)
-            self._entries[request.key] = entry
-            bisect.insort(self._order, entry)
+            rank, key = request.rank, request.key
+            index = bisect.bisect_left(self._order, rank)
+            self._order.insert(index, rank)
+            self._slots.insert(index, request.slot)
+            self._order_keys.insert(index, key)
+            self._ranks[key] = rank
             self._slots_N = None
             self.update(request)
 
     def remove(self, key: RequestKey) -> None:
         """Forget a request; nothing happens if it is not here."""
-        entry = self._entries.pop(key, None)
-        if entry is not None:
-            del self._order[bisect.bisect_left(self._order, entry)]
+        rank = self._ranks.pop(key, None)
+        if rank is not None:
+            index = bisect.bisect_left(self._order, rank)
+            del self._order[index], self._slots[index], self._order_keys[index]
             self._slots_N = None
 
     def update(self, request: EngineRequest) -> None:
@@ -92,11 +95,15 @@ class RunningRows:
             is_stuck &= self._ints[_STEP, slots_N] <= step - PAUSE_PATIENCE_STEPS
         return bool((is_stuck | (self._ints[_PRIORITY, slots_N] > priority)).any())
 
+    def count_ahead(self, rank: Rank) -> int:
+        """Return how many requests rank before this."""
+        return bisect.bisect_left(self._order, rank)
+
     def _sorted_slots(self) -> IntArray:
         """Slots in order of rank; `_keys` are theirs afterwards."""
         if self._slots_N is None:
-            self._slots_N = np.asarray([entry[1] for entry in self._order], dtype=np.int64)
-            self._keys = tuple(entry[2] for entry in self._order)
+            self._slots_N = np.asarray(self._slots, dtype=np.int64)
+            self._keys = tuple(self._order_keys)
         return self._slots_N
 
     def view(

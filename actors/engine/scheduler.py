@@ -28,8 +28,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from itertools import repeat
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 import numpy as np
 
@@ -49,8 +48,6 @@ PREFILL_PATIENCE_STEPS = 8
 """After so many steps in which decode left prefill nothing, one tile is kept for prefill."""
 MAX_REPLAY_TOKENS = TILE_TOKENS
 """Of one request in one step: each is a decode step that the whole lane waits for."""
-
-_DECODE_FORM, _PREFILL_FORM = True, False
 
 
 class LogitsWanted(Enum):
@@ -93,14 +90,39 @@ class Chunk(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class DecodeLane(Sequence[Chunk]):
+    """One token each of many requests. Its chunks are made anew whenever they are looked at."""
+
+    keys: tuple[RequestKey, ...] = ()
+    positions: tuple[int, ...] = ()
+
+    def __len__(self) -> int:
+        """Requests."""
+        return len(self.keys)
+
+    @overload
+    def __getitem__(self, index: int) -> Chunk: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Chunk]: ...
+
+    def __getitem__(self, index: int | slice) -> Chunk | Sequence[Chunk]:
+        """One of them, or some."""
+        if isinstance(index, slice):
+            return DecodeLane(self.keys[index], self.positions[index])
+        return Chunk(
+            self.keys[index], self.positions[index], 1, is_decode=True, logits=LogitsWanted.LAST
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
     """One step."""
 
     preempted: tuple[RequestKey, ...]
     """Give up their memory before anything else."""
     admitted: tuple[RequestKey, ...]
-    decode: tuple[Chunk, ...]
-    """The decode lane: one token each."""
+    decode: DecodeLane
     prefill: tuple[Chunk, ...]
     """The prefill lane."""
     is_prefill_starved: bool
@@ -129,7 +151,7 @@ def schedule(state: SchedulerState) -> StepPlan:
             num_free_slots=state.num_free_slots,
             num_running=len(running),
         )
-        if not admitted and state.queued:
+        if not admitted and state.queued and state.may_displace:
             preempted = plan_displacement(state)
     if preempted:
         keep = ~np.isin(np.arange(len(running)), preempted)
@@ -138,7 +160,7 @@ def schedule(state: SchedulerState) -> StepPlan:
         chosen = growth.decode
     views = [running.request(index) for index in np.flatnonzero(behind).tolist()]
     views += [queued.request for queued in admitted if _can_prefill(queued.request)]
-    decode = _decode_chunks(running, chosen)
+    decode = _decode_lane(running, chosen)
     prefill = _plan_prefill(views, state, budget=state.max_step_tokens - len(decode))
     return StepPlan(
         preempted=tuple(running.keys[index] for index in preempted),
@@ -204,19 +226,11 @@ def _choose_decode(running: RunningView, decodable: BoolArray, *, budget: int) -
     return np.sort(ready[turns])
 
 
-def _decode_chunks(running: RunningView, chosen: IntArray) -> tuple[Chunk, ...]:
+def _decode_lane(running: RunningView, chosen: IntArray) -> DecodeLane:
     keys = running.keys
-    fields = zip(
-        [keys[index] for index in chosen.tolist()],
-        running.computed[chosen].tolist(),
-        repeat(1),
-        repeat(_DECODE_FORM),
-        repeat(LogitsWanted.LAST),
-        repeat(None),
-        strict=False,
-    )
-    # A thousand in every step: made without a Python call for each.
-    return tuple(map(tuple.__new__, repeat(Chunk), fields))
+    if len(chosen) < len(keys):
+        keys = tuple(map(keys.__getitem__, chosen.tolist()))
+    return DecodeLane(keys, tuple(running.computed[chosen].tolist()))
 
 
 class _Room:
@@ -264,7 +278,7 @@ def _plan_chunk(view: RequestView, room: _Room) -> Chunk | None:
         num_tokens = min(room.num_tokens, view.num_known - 1 - position, MAX_REPLAY_TOKENS)
         if num_tokens <= 0:
             return None
-        return Chunk(view.key, position, num_tokens, _DECODE_FORM, LogitsWanted.NONE)
+        return Chunk(view.key, position, num_tokens, is_decode=True, logits=LogitsWanted.NONE)
     num_tokens = min(room.num_tokens, room.num_rows) if view.wants_rows else room.num_tokens
     end = prefill_end(view, num_tokens)
     if end <= position:
@@ -275,7 +289,9 @@ def _plan_chunk(view: RequestView, room: _Room) -> Chunk | None:
     elif end == view.num_prompt == view.num_known:
         logits = LogitsWanted.LAST
     save_at = _plan_save(view, end, room)
-    return Chunk(view.key, position, end - position, _PREFILL_FORM, logits, save_at)
+    return Chunk(
+        view.key, position, end - position, is_decode=False, logits=logits, save_at=save_at
+    )
 
 
 def _plan_save(view: RequestView, end: int, room: _Room) -> int | None:

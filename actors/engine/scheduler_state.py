@@ -53,6 +53,8 @@ class QueuedView(NamedTuple):
     num_slots: int
     """Its own and its followers'."""
     priority: int
+    num_ahead: int = 0
+    """Running requests that rank before it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,5 +126,7 @@ class SchedulerState:
     step: int
     starved_steps: int = 0
     """Steps in a row whose plan said `is_prefill_starved`."""
+    may_displace: bool = True
+    """Whether any running request might give way to the head of the queue."""
     snapshots: SnapshotRule | None = None
     """None leaves none."""

@@ -157,7 +157,7 @@ class Engine:
         if request.computed == 0 or request.leader is not None or request.wants_rows:
             # Rows of a prompt are reported anew by whoever computes it.
             return None
-        way = decide_move(self.requests.progress(request), self.requests.costs)
+        way = decide_move(self.requests.progress(request, is_moving=True), self.requests.costs)
         return self.requests.capture(request) if way is Way.RESTORE else None
 
     def end_move(self, key: RequestKey, now: float) -> None:
@@ -290,7 +290,8 @@ class Engine:
         """Give and take memory as planned; returns the lanes to compute."""
         table = self._table
         table.preempt(plan)
-        for chunk in plan.decode:
+        decode = tuple(plan.decode)
+        for chunk in decode:
             table.grow(table.running[chunk.key])
         table.admit(plan, now, self._totals.steps)
         # One that could not be admitted, or that starts elsewhere now, is planned again.
@@ -300,7 +301,7 @@ class Engine:
             if (request := table.running.get(chunk.key)) is not None
             and request.computed == chunk.position
         ]
-        return [chunks for chunks in (plan.decode, prefill) if chunks]
+        return [chunks for chunks in (decode, prefill) if chunks]
 
     def _measure(self, lanes: Sequence[Sequence[Chunk]], seconds: float) -> None:
         """Learn from a step what prefill and replay cost."""

@@ -10,7 +10,7 @@ from actors.engine.admission import EngineLimits, SnapshotLimits
 from actors.engine.costs import Costs
 from actors.engine.request import RequestKey
 from actors.engine.request_memory import num_scratch
-from actors.engine.scheduler import StepPlan
+from actors.engine.scheduler import DecodeLane, StepPlan
 from actors.engine.step_loop import Engine
 from actors.request_channel import Ended, NewTokens, Submit
 from configs.numerics import Numerics
@@ -114,7 +114,9 @@ class RealEngine:
     def preempt(self, key: RequestKey) -> None:
         """As the scheduler would."""
         if key in self.engine._table.running:
-            self.engine._table.preempt(StepPlan((key,), (), (), (), False))
+            self.engine._table.preempt(
+                StepPlan((key,), (), DecodeLane(), (), is_prefill_starved=False)
+            )
 
     def tokens(self, key: RequestKey) -> list[int]:
         return [token for news in self.news.get(key, ()) for token in news.token_ids]

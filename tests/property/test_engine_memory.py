@@ -56,12 +56,16 @@ arrivals = st.lists(
     min_size=1,
     max_size=14,
 )
-memories = st.fixed_dictionaries(
-    {
-        "num_blocks": st.integers(9, 16),
-        "num_state_slots": st.integers(1, 5),
-        "max_step_tokens": st.integers(16, 70),
-    }
+memories = st.builds(
+    lambda pool, slots, step: {
+        "block_tokens": pool[0],
+        "num_blocks": pool[1],
+        "num_state_slots": slots,
+        "max_step_tokens": step,
+    },
+    st.sampled_from([(16, n) for n in range(9, 17)] + [(32, 5), (32, 7), (64, 3), (64, 4)]),
+    st.integers(1, 5),
+    st.integers(16, 70),
 )
 rules = st.builds(
     SnapshotLimits,

@@ -13,6 +13,7 @@ from actors.engine.scheduler import (
     MAX_REPLAY_TOKENS,
     PREFILL_PATIENCE_STEPS,
     Chunk,
+    DecodeLane,
     LogitsWanted,
     StepPlan,
     schedule,
@@ -36,17 +37,12 @@ def names(chunks: tuple[Chunk, ...]) -> list[str]:
 
 def test_nothing_to_do_gives_an_empty_plan() -> None:
     plan = schedule(state())
-    assert (plan.admitted, plan.decode, plan.prefill, plan.is_prefill_starved) == (
-        (),
-        (),
-        (),
-        False,
-    )
+    assert plan == StepPlan((), (), DecodeLane(), (), is_prefill_starved=False)
 
 
 def test_decode_and_prefill_are_two_lanes_of_one_step() -> None:
     plan = schedule(state(decoding("d"), view("p", prompt=20)))
-    assert plan.decode == (Chunk(key("d"), 8, 1, is_decode=True, logits=LogitsWanted.LAST),)
+    assert [*plan.decode] == [Chunk(key("d"), 8, 1, is_decode=True, logits=LogitsWanted.LAST)]
     assert plan.prefill == (Chunk(key("p"), 0, 20, is_decode=False, logits=LogitsWanted.LAST),)
 
 
@@ -124,7 +120,7 @@ def test_more_decodes_than_room_take_turns() -> None:
 
 def test_a_paused_request_computes_nothing() -> None:
     plan = schedule(state(decoding("d", paused=True), view("p", paused=True)))
-    assert (plan.decode, plan.prefill, plan.is_prefill_starved) == ((), (), False)
+    assert ([*plan.decode], plan.prefill, plan.is_prefill_starved) == ([], (), False)
 
 
 def test_admission_is_first_come_first_served_by_memory() -> None:
@@ -368,7 +364,7 @@ states = st.builds(
 @given(states)
 def test_a_plan_keeps_every_limit(given_state: SchedulerState) -> None:
     plan = schedule(given_state)
-    chunks = plan.decode + plan.prefill
+    chunks = [*plan.decode, *plan.prefill]
     running = [given_state.running.request(i) for i in range(len(given_state.running))]
     queued = [view.request for view in given_state.queued]
     views_by_key = {v.key: v for v in (*running, *queued)}
@@ -417,3 +413,14 @@ def test_where_nobody_can_run_room_is_made_at_once() -> None:
     running = [decoding("a", paused=True), decoding("b", paused=True)]
     plan = schedule(state(*running, queued=(view("q"),), num_free_slots=0))
     assert preempted(plan) == ["b"]
+
+
+def test_a_less_urgent_one_that_ranks_before_the_head_does_not_give_way() -> None:
+    running = [decoding("a", priority=5), decoding("b", priority=5)]
+    queued = replace_ahead(state(*running, queued=(view("q"),), num_free_slots=0), num_ahead=1)
+    assert preempted(schedule(queued)) == ["b"]
+    assert preempted(schedule(replace_ahead(queued, num_ahead=2))) == []
+
+
+def replace_ahead(given: SchedulerState, *, num_ahead: int) -> SchedulerState:
+    return replace(given, queued=tuple(one._replace(num_ahead=num_ahead) for one in given.queued))
