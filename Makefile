@@ -5,8 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ONCE ?= 0
-# Tests that share nothing run side by side; those with clusters and servers one after the other.
-FAST_TESTS := tests/unit tests/property tests/conformance tests/contracts
+# Tests that share nothing run side by side; those with a Ray cluster one after the other.
 SHORT := not long and not gpu
 
 .PHONY: help install check test test-long demo bench proto clean
@@ -26,8 +25,8 @@ check: install  ## Static checks: format, lint, imports, types, sizes, spelling.
 	BIN=$(BIN) tools/lint.sh
 
 test: check  ## Everything that must pass everywhere (no GPU).
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "$(SHORT)" $(FAST_TESTS) $(PYTEST_ARGS)
-	$(BIN)/python -m pytest -q -m "$(SHORT)" tests/integration $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "$(SHORT) and not ray" tests $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -q -m "$(SHORT) and ray" tests $(PYTEST_ARGS)
 
 test-long: install  ## The long seeds and the start/stop cycles.
 	$(BIN)/python -m pytest -q -m "long" --timeout 3600 $(PYTEST_ARGS)

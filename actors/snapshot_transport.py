@@ -6,18 +6,23 @@ each worker's vault takes those of the others.
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from actors.attention_worker import SnapshotTransfer
+from actors.engine.request_snapshot import RequestSnapshot
+from actors.request_channel import SnapshotPlace
 from actors.snapshots.loader import SnapshotLoader
 from actors.snapshots.memory import MemoryVault
 from actors.snapshots.sender import FOLDER_SCHEME, Destination, SnapshotSender
 from actors.snapshots.server import VaultServer
 from actors.worker_settings import AttentionServiceSettings
+from configs.errors import ServingError
 from configs.ids import WorkerId
 
+logger = logging.getLogger(__name__)
 MAX_PENDING_COPIES = 4
 """Copies that wait to be sent or fetched, of the largest size that a vault holds in sum."""
 
@@ -64,9 +69,22 @@ class SnapshotTransport:
         """For the worker."""
         return SnapshotTransfer(
             outlet=self._sender,
-            inlet=self._loader,
+            inlet=self,
             copy_interval_tokens=self._settings.snapshots.copy_interval_tokens,
         )
+
+    def try_load(
+        self, place: SnapshotPlace, done: Callable[[RequestSnapshot | ServingError], None]
+    ) -> bool:
+        """Fetch a copy as `SnapshotLoader.try_load`, but from places of this cluster only."""
+        if place.address not in self._places():
+            logger.warning(
+                "request copy %s is not fetched from %s: it is no place of this cluster",
+                place.name,
+                place.address,
+            )
+            return False
+        return self._loader.try_load(place, done)
 
     def set_peers(self, peers: Sequence[SnapshotPeer]) -> None:
         """Send copies to these from now on; the worker itself may be among them."""
@@ -79,6 +97,13 @@ class SnapshotTransport:
         self._sender.close()
         self._loader.close()
         self._server.close()
+
+    def _places(self) -> set[str]:
+        """Where copies may lie."""
+        with self._lock:
+            places = {self.address, *(peer.address for peer in self._peers)}
+        folder = self._settings.snapshots.folder
+        return places if folder is None else {*places, f"{FOLDER_SCHEME}{folder}"}
 
     def _destinations(self) -> list[Destination]:
         """Where the next copy goes, in order of preference; peers take turns."""

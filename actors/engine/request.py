@@ -71,6 +71,8 @@ class EngineRequest:
     is_ended: bool = False
     last_step: int = 0
     """Step that computed something of it last, or admitted it."""
+    peak_computed: int = 0
+    """Most tokens that were in memory before it was preempted."""
     last_saved: int = 0
     """Position of the last prefix snapshot that it left or came from."""
     num_reported: int = 0
@@ -237,12 +239,13 @@ class EngineRequest:
     def usage(self, now: float) -> Usage:
         """What it has cost until `now`. `output_tokens` includes those of earlier attempts."""
         admitted_at = now if self.admitted_at is None else self.admitted_at
+        num_computed = max(self.computed, self.peak_computed)
         first_token_s = (
             0.0 if self.first_token_at is None else self.first_token_at - self.arrived_at
         )
         return Usage(
             prompt_tokens=self.num_prompt,
-            computed_tokens=max(min(self.computed, self.num_prompt) - self.num_shared, 0),
+            computed_tokens=max(min(num_computed, self.num_prompt) - self.num_shared, 0),
             output_tokens=len(self.generated),
             queue_s=admitted_at - self.arrived_at,
             first_token_s=first_token_s,

@@ -163,6 +163,7 @@ class RequestMemory:
         else:
             self.release(request)
         self.counters.count_preemption(way, request.computed)
+        request.peak_computed = max(request.peak_computed, request.computed)
         request.computed = 0
         for follower in request.followers:
             self.release(follower)

@@ -22,7 +22,7 @@ from model.storage import StorageFormat
 
 BLOCK_TOKENS = 64
 NUM_OUTPUT = 6
-SHORT, LONG = 20_000, 131_072
+SHORT, LONG = 8_000, 131_072
 
 
 @dataclass(frozen=True)
