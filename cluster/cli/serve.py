@@ -195,8 +195,13 @@ class _TerminalReporter:
         """Say which worker is gone; the log has Ray's whole explanation."""
         first = reason.strip().splitlines()[0] if reason.strip() else "no reason given"
         self._terminal.errors.print(f"worker {worker} is gone: {first[:200]}", markup=False)
+        requests = (
+            "its requests go on at the other attention workers"
+            if worker.startswith("attention")
+            else "requests that need its experts fail"
+        )
         self._terminal.errors.print(
-            "requests that need it fail; start the cluster again to replace it", markup=False
+            f"{requests}; start the cluster again to replace it", markup=False
         )
 
     def state_server_gone(self, reason: str) -> None:

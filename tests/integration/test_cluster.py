@@ -182,6 +182,7 @@ def test_dead_worker_and_dead_state_server_are_reported_and_the_cluster_stays(se
         pid = client.topology().expert_workers[1].pid
     os.kill(pid, signal.SIGKILL)
     cluster.wait_for(lambda: "expert-1 is gone" in cluster.errors, "news of the dead worker")
+    cluster.wait_for(lambda: "need its experts fail" in cluster.errors, "what that means")
     view = read_json(run_latentmesh("status", "--server", record.grpc, "--json").stdout)
     assert view["gone_workers"] == ["expert-1"]
     (state_server,) = (each for each in cluster.processes() if each.name() == SERVER_NAME)
