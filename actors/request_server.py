@@ -15,6 +15,7 @@ import threading
 from concurrent.futures import Future
 from pathlib import Path
 
+from actors.accepted_connections import stop_listening
 from actors.attention_worker import AttentionWorker
 from actors.request_channel import MAX_MESSAGE_BYTES
 from actors.request_connection import FLUSH_TIMEOUT_S, RequestConnection
@@ -92,7 +93,7 @@ class RequestServer:
         try:
             await self._closing.wait()
         finally:
-            server.close()
+            await stop_listening(server)
             await self._close_connections()
             if self._unix_path is not None:
                 self._unix_path.unlink(missing_ok=True)
@@ -111,7 +112,7 @@ class RequestServer:
             return PortInUseError(f"{place} is taken; use port 0 or another one")
         return TransportError(f"cannot listen on {place}: {exc}")
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = RequestConnection(
             GatewayId(f"{self._worker.worker}-connection-{next(self._numbers)}"),
             self._worker,
@@ -120,11 +121,11 @@ class RequestServer:
             max_backlog_bytes=self._max_backlog_bytes,
             stall_timeout_s=self._stall_timeout_s,
         )
-        task = asyncio.current_task()
-        if task is not None:
-            self._connections[task] = connection
-            task.add_done_callback(self._connections.pop)
-        await connection.serve()
+        task = asyncio.create_task(connection.serve())
+        self._connections[task] = connection
+        task.add_done_callback(self._connections.pop)
+        # Here too: the task may be cancelled before it begins.
+        task.add_done_callback(lambda _: writer.transport.abort())
 
     async def _close_connections(self) -> None:
         tasks = dict(self._connections)

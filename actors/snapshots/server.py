@@ -15,6 +15,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Final, TypeVar
 
+from actors.accepted_connections import stop_listening
 from actors.snapshots.codec import SnapshotBytes
 from actors.snapshots.memory import MemoryVault
 from actors.snapshots.names import check_name
@@ -108,7 +109,7 @@ class VaultServer:
         try:
             await self._closing.wait()
         finally:
-            server.close()
+            await stop_listening(server)
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -126,15 +127,18 @@ class VaultServer:
         )
         return server, f"tcp:{self._host}:{server.sockets[0].getsockname()[1]}"
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._tasks) >= MAX_CONNECTIONS:
             logger.warning("the snapshot vault has %d connections; one is refused", MAX_CONNECTIONS)
             writer.transport.abort()
             return
-        task = asyncio.current_task()
-        if task is not None:
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        task = asyncio.create_task(self._serve_peer(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        # Here and not in the task, which may be cancelled before it begins.
+        task.add_done_callback(lambda _: writer.transport.abort())
+
+    async def _serve_peer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while True:
                 await self._answer(await self._read_question(reader), reader, writer)
@@ -142,8 +146,6 @@ class VaultServer:
             logger.debug("a peer of the snapshot vault has left")
         except FrameError as exc:
             logger.warning("a peer of the snapshot vault is dropped: %s", exc.message)
-        finally:
-            writer.transport.abort()
 
     async def _read_question(self, reader: asyncio.StreamReader) -> Question:
         prefix = await _within(IDLE_TIMEOUT_S, reader.readexactly(LENGTH_BYTES))
