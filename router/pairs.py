@@ -71,7 +71,7 @@ def rank_pairs(pairs_3P: NDArray[np.uint32], num_tokens: int, routes: LayerRoute
     experts_KT = experts_P.take(order_P).reshape(num_picks, num_tokens)
     # Ascending along the picks, so the last ones tell whether all are known.
     highest = experts_KT[-1]
-    if highest[highest.argmax()] >= len(routes.num_copies_E):
+    if highest[highest.argmax()] >= len(routes.copies.num_E):
         raise unknown_expert(pairs_3P, routes)
     same = experts_KT[1:] == experts_KT[:-1]
     if np.count_nonzero(same):
@@ -85,7 +85,7 @@ def rank_pairs(pairs_3P: NDArray[np.uint32], num_tokens: int, routes: LayerRoute
 
 def unknown_expert(pairs_3P: NDArray[np.uint32], routes: LayerRoutes) -> RoutingError:
     """Return the error about the first pair whose expert the layer does not have."""
-    num_experts = len(routes.num_copies_E)
+    num_experts = len(routes.copies.num_E)
     at = int(np.flatnonzero(pairs_3P[EXPERT] >= num_experts)[0])
     # Ids travel as uint32: a negative one shows here as a large one.
     expert = int(pairs_3P[EXPERT, at : at + 1].view(np.int32)[0])

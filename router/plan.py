@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from configs.errors import WorkerError
 from router.pairs import EXPERT, ROW, unknown_expert
-from router.replica_choice import choose_replica
-from router.routes import NOBODY, LayerRoutes
+from router.replica_choice import NOBODY, choose_workers
+from router.routes import LayerRoutes
 
 
 class WorkerPart(msgspec.Struct, frozen=True, gc=False):
@@ -74,18 +74,16 @@ def plan_dispatch(
 def _choose_owners(pairs: NDArray[np.uint32], routes: LayerRoutes) -> NDArray[np.int64]:
     """Return the worker index of each pair."""
     experts_P = pairs[EXPERT]
-    try:
-        if routes.owner_E is not None:
+    if routes.owner_E is not None:
+        try:
             owner_P: NDArray[np.int64] = routes.owner_E.take(experts_P)
-        else:
-            copy_P = choose_replica(
-                token_positions_P=pairs[ROW],
-                experts_P=experts_P,
-                num_copies_P=np.maximum(routes.num_copies_E.take(experts_P), 1),
-            )
-            owner_P = routes.copies_ER[experts_P, copy_P]
-    except IndexError as exc:
-        raise unknown_expert(pairs, routes) from exc
+        except IndexError as exc:
+            raise unknown_expert(pairs, routes) from exc
+    else:
+        if experts_P[experts_P.argmax()] >= len(routes.copies.num_E):
+            raise unknown_expert(pairs, routes)
+        owner_P = np.empty(experts_P.size, np.int64)
+        choose_workers(experts_P, routes.copies, np.zeros(len(routes.workers)), owner_P)
     if not routes.is_complete and np.minimum.reduce(owner_P) == NOBODY:
         expert = int(experts_P[owner_P == NOBODY][0])
         raise WorkerError(

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from configs.ids import Epoch, WorkerId
 from router.placement import LayerPlacement
-
-NOBODY = -1
+from router.replica_choice import NOBODY, Copies
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +24,8 @@ class LayerRoutes:
     epoch: Epoch
     workers: tuple[WorkerId, ...]
     """Workers by index, ascending by name."""
-    num_copies_E: NDArray[np.int64]
-    copies_ER: NDArray[np.int64]
-    """Worker index of each copy; `NOBODY` beyond the copies, and where there is none."""
+    copies: Copies
+    """Worker index of each copy that can be reached; workers count as equally fast."""
     owner_E: NDArray[np.int64] | None
     """Worker index of the only copy; None when some expert has several."""
     is_complete: bool
@@ -53,12 +51,17 @@ def index_placement(
     copies_ER = np.full((len(holders), max(most, 1)), NOBODY, np.int64)
     for expert, copies in enumerate(holders):
         copies_ER[expert, : len(copies)] = [index[worker] for worker in copies]
+    num_copies_E = np.array([len(copies) for copies in holders], np.int64)
     return LayerRoutes(
         layer=placement.layer,
         epoch=placement.epoch,
         workers=workers,
-        num_copies_E=np.array([len(copies) for copies in holders], np.int64),
-        copies_ER=copies_ER,
+        copies=Copies(
+            worker_ER=copies_ER,
+            num_E=num_copies_E,
+            replicated_M=np.flatnonzero(num_copies_E > 1),
+            seconds_W=np.ones(len(workers)),
+        ),
         owner_E=np.ascontiguousarray(copies_ER[:, 0]) if most <= 1 else None,
         is_complete=all(holders),
     )

@@ -6,8 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 
 GOLDEN = Path(__file__).parent / "golden"
+
+# Compiled functions take seconds at their first call, and no test is about time.
+settings.register_profile("no deadline", deadline=None)
+settings.load_profile("no deadline")
 
 torch.set_num_threads(1)
 

@@ -81,7 +81,7 @@ def test_every_pair_goes_to_a_worker_that_holds_its_expert(case: Case) -> None:
     routes = case[2]
     for part in plan_case(case).parts:
         for expert in part.pairs_3Q[EXPERT].tolist():
-            assert part.worker in routes.copies_ER[expert]
+            assert part.worker in routes.copies.worker_ER[expert]
 
 
 @given(cases())
