@@ -24,7 +24,7 @@ from router.compiled import compiled
 
 NOBODY = -1
 MAX_SWEEPS = 12
-TOLERANCE = 2e-4
+TOLERANCE = 1e-3
 """Sweeps end when one moved less than this part of all load."""
 
 
@@ -131,6 +131,38 @@ def _level_many(
 
 
 @compiled
+def split_picks(
+    load_E: NDArray[np.float64],
+    copies: Copies,
+    load_W: NDArray[np.float64],
+    part_ER: NDArray[np.float64],
+) -> None:
+    """Split every expert's picks over its copies, as `split_load`, in whole picks.
+
+    What rounding down leaves over goes to the copy whose worker is done first.
+    """
+    split_load(load_E, copies, load_W, part_ER)
+    for expert in copies.replicated_M:
+        for copy in range(copies.num_E[expert]):
+            whole = np.floor(part_ER[expert, copy])
+            load_W[copies.worker_ER[expert, copy]] -= part_ER[expert, copy] - whole
+            part_ER[expert, copy] = whole
+    for expert in copies.replicated_M:
+        left = load_E[expert]
+        for copy in range(copies.num_E[expert]):
+            left -= part_ER[expert, copy]
+        for _ in range(int(left)):
+            best, least = 0, np.inf
+            for copy in range(copies.num_E[expert]):
+                worker = copies.worker_ER[expert, copy]
+                time = (load_W[worker] + 1.0) * copies.seconds_W[worker]
+                if time < least:
+                    best, least = copy, time
+            part_ER[expert, best] += 1.0
+            load_W[copies.worker_ER[expert, best]] += 1.0
+
+
+@compiled
 def choose_workers(
     experts_P: NDArray[np.uint32],
     copies: Copies,
@@ -142,8 +174,8 @@ def choose_workers(
     Args:
         experts_P: Logical experts, all below E.
         copies: The layer's copies.
-        load_W: In: what workers have to do anyway, in picks; zeros if nothing is known. Out: the
-            load with these picks before they were rounded to whole ones.
+        load_W: In: what workers have to do anyway, in picks; zeros if nothing is known. Out: with
+            these picks.
         worker_P: Out: worker index of each pick; `NOBODY` where the expert has no copy.
     """
     num_experts, most = copies.worker_ER.shape
@@ -151,45 +183,18 @@ def choose_workers(
     for expert in experts_P:
         load_E[expert] += 1.0
     part_ER = np.empty((num_experts, most))
-    split_load(load_E, copies, load_W, part_ER)
-    quota_ER = _round_parts(load_E, copies, load_W.copy(), part_ER)
-    next_E = np.zeros(num_experts, np.int64)
+    split_picks(load_E, copies, load_W, part_ER)
+    # Worker of the next pick of each expert, picks until it changes, and the copy it is.
+    worker_E = copies.worker_ER[:, 0].copy()
+    left_E = np.full(num_experts, experts_P.size + 1, np.int64)
+    copy_E = np.zeros(num_experts, np.int64)
+    for expert in copies.replicated_M:
+        left_E[expert] = int(part_ER[expert, 0]) + 1
     for pick in range(experts_P.size):
         expert = experts_P[pick]
-        if copies.num_E[expert] > 1:
-            while quota_ER[expert, next_E[expert]] == 0:
-                next_E[expert] += 1
-            quota_ER[expert, next_E[expert]] -= 1
-        worker_P[pick] = copies.worker_ER[expert, next_E[expert]]
-
-
-@compiled
-def _round_parts(
-    load_E: NDArray[np.float64],
-    copies: Copies,
-    load_W: NDArray[np.float64],
-    part_ER: NDArray[np.float64],
-) -> NDArray[np.int64]:
-    """Return whole picks per copy; what rounding down leaves over goes to the least loaded."""
-    quota_ER = np.zeros(part_ER.shape, np.int64)
-    for expert in copies.replicated_M:
-        for copy in range(copies.num_E[expert]):
-            quota_ER[expert, copy] = int(part_ER[expert, copy])
-            load_W[copies.worker_ER[expert, copy]] -= part_ER[expert, copy] - int(
-                part_ER[expert, copy]
-            )
-    for expert in copies.replicated_M:
-        left = int(load_E[expert])
-        for copy in range(copies.num_E[expert]):
-            left -= quota_ER[expert, copy]
-        for _ in range(left):
-            best = 0
-            for copy in range(1, copies.num_E[expert]):
-                worker, least = copies.worker_ER[expert, copy], copies.worker_ER[expert, best]
-                if (load_W[worker] + 1.0) * copies.seconds_W[worker] < (
-                    load_W[least] + 1.0
-                ) * copies.seconds_W[least]:
-                    best = copy
-            quota_ER[expert, best] += 1
-            load_W[copies.worker_ER[expert, best]] += 1.0
-    return quota_ER
+        left_E[expert] -= 1
+        while left_E[expert] == 0:
+            copy_E[expert] += 1
+            worker_E[expert] = copies.worker_ER[expert, copy_E[expert]]
+            left_E[expert] = int(part_ER[expert, copy_E[expert]])
+        worker_P[pick] = worker_E[expert]

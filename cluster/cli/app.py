@@ -26,6 +26,7 @@ COMMANDS = {
     "flush-cache": ("cluster.cli.flush_cache", "Make a running cluster forget cached prefixes."),
     "keys": ("cluster.cli.keys", "Make, list and take back API keys."),
     "inspect": ("cluster.cli.inspect", "Show parameters, bytes and costs of a checkpoint."),
+    "bench": ("cluster.cli.bench", "Measure how well experts are placed."),
     "demo": ("cluster.cli.demo", "Try it: a small cluster, three prompts at once."),
     "init-checkpoint": (
         "cluster.cli.init_checkpoint",

@@ -1,0 +1,1 @@
+"""Benchmarks: their protocol is in `README.md`, what they measured in `results/`."""
