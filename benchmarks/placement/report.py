@@ -111,8 +111,8 @@ PAR: load of the most loaded worker over the average; mean and max over steps an
 fixed shares; B: every step is split over the copies by attention workers (8 where it says so) that
 see only their own picks. Score: 100 x time of EPLB with a window of 1024 steps, moves included,
 over that of the policy. `oracle` sees the next window. Choice: of one attention worker for one
-layer, the split alone and down to the worker of every pick. Exact / own: mean PAR at sampled steps of
-the second half, of the exact program and of the policy on the policy's placement.
+layer, the split alone and down to the worker of every pick. Exact / own: mean PAR at sampled steps
+of the second half, of the exact program and of the policy on the policy's placement.
 """
 NOT_ON_TERMINALS = ("track", "max")
 """There is room for 80 columns."""
@@ -188,7 +188,9 @@ def as_json(reports: Sequence[CaseReport]) -> dict[str, Any]:
 def write_report(reports: Sequence[CaseReport], command: str, folder: Path) -> Path:
     """Write the result file of today and return its path; a JSON file lies beside it."""
     now = datetime.now(UTC).strftime("%Y%m%d")
-    path = folder / f"placement_{hardware_name()}_{now}.md"
+    case, steps = reports[0].case, reports[0].num_steps
+    what = f"{case.num_layers}x{case.num_experts}_{steps}steps"
+    path = folder / f"placement_{what}_{hardware_name()}_{now}.md"
     versions = (
         f"Python {platform.python_version()}, numpy {np.__version__}, numba {numba.__version__}, "
         f"scipy {scipy.__version__}"
