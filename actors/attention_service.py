@@ -21,6 +21,7 @@ from actors.engine.outcome import EngineStats
 from actors.engine.request_memory import num_scratch
 from actors.engine.step_loop import Engine
 from actors.grammar_loading import load_grammars
+from actors.load_recorder import MAX_ROWS, LoadRecorder, LoadRows
 from actors.request_server import RequestServer
 from actors.snapshot_transport import SnapshotPeer, SnapshotTransport
 from actors.worker_settings import AttentionServiceSettings
@@ -30,6 +31,7 @@ from configs.numerics import Numerics
 from model.cache import allocate_memory
 from model.checkpoint import Checkpoint, tree_bytes
 from model.decoder import Decoder
+from model.dims import ModelDims
 from model.fingerprint import fingerprint
 from router.combine import TORCH_TYPES
 from router.latent_router import LatentRouter
@@ -58,6 +60,7 @@ class AttentionService:
         self._transports: tuple[str, ...] = ()
         self._address = ""
         self._snapshots: SnapshotTransport | None = None
+        self._recorder: LoadRecorder | None = None
         self._is_serving = threading.Event()
 
     def load(self) -> None:
@@ -83,9 +86,11 @@ class AttentionService:
             device=device,
         )
         self._memory_bytes = tree_bytes(weights) + tree_bytes(memory)
+        self._recorder = self._make_recorder(dims)
         self._router = LatentRouter(
             worker=settings.worker,
             settings=replace(settings.router, latent_size=dims.moe.latent_size),
+            observer=self._recorder,
         )
         engine = Engine(
             model=Decoder(dims, weights, numerics=compute.numerics),
@@ -109,6 +114,7 @@ class AttentionService:
             engine=engine,
             clock=time.monotonic,
             snapshots=self._snapshots.transfer,
+            after_step=(lambda: None) if self._recorder is None else self._recorder.end_step,
         )
         self._thread = threading.Thread(
             target=self._run_engine, name=f"engine-{settings.worker}", daemon=True
@@ -196,6 +202,10 @@ class AttentionService:
             **({} if engine is None else _reuse_stats(engine)),
         )
 
+    def load_rows(self, after: int, max_rows: int = MAX_ROWS) -> LoadRows | None:
+        """Return how many tokens picked each expert in steps from `after` on; None counts none."""
+        return None if self._recorder is None else self._recorder.read(after, max_rows)
+
     def drain(self) -> None:
         """Refuse new requests; running ones go on."""
         if self._worker is not None:
@@ -224,6 +234,17 @@ class AttentionService:
             self._snapshots.close()
         if self._router is not None:
             self._router.close()
+
+    def _make_recorder(self, dims: ModelDims) -> LoadRecorder | None:
+        settings = self._settings
+        if settings.load_window_steps == 0 or not dims.moe_layers:
+            return None
+        return LoadRecorder(
+            layers=dims.moe_layers,
+            num_experts=dims.moe.num_experts,
+            num_rows=settings.load_window_steps,
+            max_step_tokens=settings.max_step_tokens,
+        )
 
     def _limits(self, vocab_size: int) -> EngineLimits:
         settings, snapshots = self._settings, self._settings.snapshots

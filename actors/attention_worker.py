@@ -109,6 +109,7 @@ class AttentionWorker:
         clock: Clock,
         generation: int = 1,
         snapshots: SnapshotTransfer | None = None,
+        after_step: Callable[[], None] = lambda: None,
     ) -> None:
         """Take over `engine`; nothing runs before `run`.
 
@@ -118,6 +119,7 @@ class AttentionWorker:
             clock: Monotonic seconds.
             generation: Of the membership.
             snapshots: How copies of requests travel; None moves requests without copies.
+            after_step: Called on the engine thread when a step has ended well.
         """
         transfer = SnapshotTransfer() if snapshots is None else snapshots
         self.worker = worker
@@ -145,6 +147,7 @@ class AttentionWorker:
         self._prefix_epoch = 0
         self._levels = LevelReporter()
         self._grammars = GrammarLine(f"grammars-{worker}", engine.make_matchers)
+        self._after_step = after_step
         self._stats = engine.stats()
 
     @property
@@ -283,6 +286,7 @@ class AttentionWorker:
             self._engine.fail_running(error, self._clock())
             self._stats = self._engine.stats()
             return True
+        self._after_step()
         self._report(outcome)
         return outcome.num_computed_tokens > 0 or outcome.num_preempted > 0
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 import ray
 
 from actors.attention_service import AttentionService
+from actors.load_recorder import LoadRows
 from actors.snapshot_transport import SnapshotPeer
 from actors.worker_settings import NODE_HOST, AttentionServiceSettings
 from actors.worker_stats import AttentionServiceStats, WorkerIdentity
@@ -70,6 +71,11 @@ class AttentionWorkerActor:
     def stats(self) -> tuple[WorkerIdentity, AttentionServiceStats]:
         """Return where this worker runs and what it has done; answers while it is loading."""
         return self._identity(), self._service.stats()
+
+    @ray.method(concurrency_group="health")
+    def load_rows(self, after: int) -> LoadRows | None:
+        """Return how many tokens picked each expert in steps from `after` on."""
+        return self._service.load_rows(after)
 
     @ray.method(concurrency_group="waiting")
     def wait_until_serving(self, timeout_s: float) -> str:

@@ -63,6 +63,8 @@ class AttentionServiceSettings:
     sockets: Path
     """Folder of the sockets of this launch."""
     snapshots: SnapshotSettings = SnapshotSettings()
+    load_window_steps: int = 128
+    """Steps whose picks per layer and expert are kept; 0 counts nothing."""
 
 
 @dataclass(frozen=True, slots=True)

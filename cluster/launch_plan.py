@@ -115,6 +115,7 @@ def plan_launch(
             host=None if host == LOOPBACK else host,
             sockets=sockets,
             snapshots=_snapshots(resolved),
+            load_window_steps=serving.router.load_window_steps,
         )
         for number in range(serving.attention_pool.num_workers)
     )

@@ -12,6 +12,7 @@ import logging
 
 from cluster.api.gateway import Gateway
 from cluster.api.gateway_settings import AttentionEndpoint, BoundAddresses
+from cluster.cluster_load import ClusterLoad
 from cluster.cluster_topology import ClusterTopology
 from cluster.launch_plan import GatewayPlan
 from cluster.ray_gateway import RemoteWorker
@@ -70,7 +71,12 @@ class GatewayReplica:
             *(self._endpoint(worker) for worker in plan.attention_workers)
         )
         self._store = await asyncio.to_thread(StateStore.connect, plan.state_url, plan.cluster)
-        gateway = await Gateway.start(plan.settings, endpoints, ClusterTopology(plan, self._store))
+        gateway = await Gateway.start(
+            plan.settings,
+            endpoints,
+            ClusterTopology(plan, self._store),
+            load=ClusterLoad(plan.cluster, plan.attention_workers),
+        )
         _logger.info("gateway %s serves at %s", plan.settings.gateway, gateway.bound)
         return gateway
 

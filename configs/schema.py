@@ -125,6 +125,8 @@ class RouterConfig(_Section):
     """Shared memory per direction of a pair; a larger frame goes over the socket instead."""
     spin_s: float = Field(default=0.0002, ge=0, le=0.1)
     """A waiting reader polls this long before it sleeps in the kernel, seconds."""
+    load_window_steps: int = Field(default=128, ge=0, le=4096)
+    """Steps whose picks per layer and expert each attention worker keeps; 0 counts nothing."""
 
 
 class AuthConfig(_Section):

@@ -24,7 +24,8 @@ from configs.numerics import Combine
 from router.combine import LatentSum
 from router.frames import HEADER_BYTES, PAIR_BYTES, FrameHeader, FrameKind
 from router.membership import Membership
-from router.pairs import NO_ORDER, list_pairs, rank_pairs
+from router.pairs import EXPERT, NO_ORDER, list_pairs, rank_pairs
+from router.pick_observer import PickObserver
 from router.placement import LayerPlacement, Placement
 from router.plan import WorkerPart, plan_dispatch
 from router.routes import LayerRoutes, index_placement
@@ -40,14 +41,22 @@ _MAX_ATTEMPT = (1 << 16) - 1
 class LatentRouter:
     """Dispatch and combine for one attention worker. Not thread-safe."""
 
-    def __init__(self, *, worker: WorkerId, settings: RouterSettings) -> None:
+    def __init__(
+        self,
+        *,
+        worker: WorkerId,
+        settings: RouterSettings,
+        observer: PickObserver | None = None,
+    ) -> None:
         """Start without workers; call `connect`, then `set_placement`.
 
         Args:
             worker: Own name, as expert workers see it.
             settings: Fixed for the router's life.
+            observer: Told of all picks.
         """
         self._settings = settings
+        self._observer = observer
         self._links = WorkerLinks(
             worker=worker, settings=settings, on_frame=self._take_frame, on_lost=self._lose_worker
         )
@@ -144,6 +153,8 @@ class LatentRouter:
         for ticket in self._tickets.values():
             ticket.close()
         self._tickets.clear()
+        if self._observer is not None:
+            self._observer.forget_step()
         self._attempt = (self._attempt + 1) % _MAX_ATTEMPT
 
     def close(self) -> None:
@@ -192,6 +203,8 @@ class LatentRouter:
         # The rest is not needed before the answers: it is done while the expert workers compute.
         # After an error here those answers find no ticket and are ignored.
         order = rank_pairs(pairs, num_tokens, routes) if is_canonical else NO_ORDER
+        if self._observer is not None:
+            self._observer.count(layer, pairs[EXPERT])
         ticket = RouterTicket(
             call=call,
             plan=plan,

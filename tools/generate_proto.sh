@@ -6,7 +6,7 @@ python="${PYTHON:-.venv/bin/python}"
 out="${1:-cluster/api/generated}"
 mkdir -p "$out"
 "$python" -m grpc_tools.protoc -Iproto --python_out="$out" --grpc_python_out="$out" --pyi_out="$out" \
-  proto/latentmesh/v1/inference.proto
+  proto/latentmesh/v1/inference.proto proto/latentmesh/v1/fabric.proto
 # protoc writes imports relative to the proto root; ours live below cluster.api.generated.
 sed -i 's/^from latentmesh\.v1 import/from cluster.api.generated.latentmesh.v1 import/' \
   "$out"/latentmesh/v1/*_pb2_grpc.py

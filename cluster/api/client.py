@@ -18,7 +18,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from numpy.typing import NDArray
 
 from cluster.api.answers import Chunk, Finished
-from cluster.api.generated.latentmesh.v1 import inference_pb2, inference_pb2_grpc
+from cluster.api.generated.latentmesh.v1 import (
+    fabric_pb2_grpc,
+    inference_pb2,
+    inference_pb2_grpc,
+)
+from cluster.api.load import LoadQuestion, LoadView, read_load, write_question
 from cluster.api.params import GenerateParams, ScoreParams
 from cluster.api.proto_values import read_event, read_rows, write_generate, write_score
 from cluster.api.status import from_grpc
@@ -70,6 +75,9 @@ class LatentmeshClient:
             ],
         )
         self._inference = inference_pb2_grpc.InferenceServiceStub(  # type: ignore[no-untyped-call]  # generated
+            self._channel
+        )
+        self._fabric = fabric_pb2_grpc.ExpertFabricServiceStub(  # type: ignore[no-untyped-call]  # generated
             self._channel
         )
         self._health = health_pb2_grpc.HealthStub(self._channel)
@@ -149,6 +157,21 @@ class LatentmeshClient:
             request = inference_pb2.GetTopologyRequest()
             return from_proto(
                 self._inference.GetTopology(request, timeout=timeout_s, metadata=self._metadata)
+            )
+
+    def load_quantiles(
+        self, question: LoadQuestion, *, timeout_s: float = TOPOLOGY_TIMEOUT_S
+    ) -> LoadView:
+        """Return how much load experts have had over the last steps.
+
+        Raises:
+            ServingError: The class that the server raised, or `TransportError`.
+        """
+        with _mapped_errors():
+            return read_load(
+                self._fabric.GetLoadQuantiles(
+                    write_question(question), timeout=timeout_s, metadata=self._metadata
+                )
             )
 
     def flush_cache(self, *, timeout_s: float = FLUSH_TIMEOUT_S) -> int:

@@ -12,10 +12,11 @@ from cluster.api.access.guard import AccessGuard
 from cluster.api.access.http_connection import HttpAccess
 from cluster.api.access.tls import TlsFiles
 from cluster.api.gateway_settings import AttentionEndpoint, BoundAddresses, GatewaySettings
-from cluster.api.grpc_server import GrpcServer
+from cluster.api.grpc_server import ClusterSources, GrpcServer
 from cluster.api.http_app import HealthReport, make_http_app
 from cluster.api.http_server import HttpServer
 from cluster.api.inference import Inference
+from cluster.api.load import LoadSource, NoLoad
 from cluster.api.openai.bodies import BodyLimits
 from cluster.api.request_router import RequestRouter
 from cluster.api.topology import TopologySource
@@ -38,7 +39,7 @@ class Gateway:
         self,
         settings: GatewaySettings,
         endpoints: Sequence[AttentionEndpoint],
-        topology: TopologySource,
+        sources: ClusterSources,
         tokenizer: Tokenizer | None,
         tracer: RequestTracer,
     ) -> None:
@@ -69,7 +70,7 @@ class Gateway:
             port=settings.http_port,
         )
         try:
-            self._grpc = GrpcServer(settings, inference, topology, self.metrics, self._guard, tls)
+            self._grpc = GrpcServer(settings, inference, sources, self.metrics, self._guard, tls)
         except ConfigError:
             self._http.close()
             raise
@@ -84,6 +85,7 @@ class Gateway:
         endpoints: Sequence[AttentionEndpoint],
         topology: TopologySource,
         *,
+        load: LoadSource | None = None,
         tracer: RequestTracer | None = None,
     ) -> Gateway:
         """Bind both ports, connect to the workers and serve.
@@ -94,6 +96,7 @@ class Gateway:
             settings: Of this gateway.
             endpoints: The attention workers.
             topology: Answers GetTopology.
+            load: Answers GetLoadQuantiles; None says that nothing is recorded.
             tracer: Replaces the one that `settings.trace_exporter` names.
 
         Raises:
@@ -109,7 +112,8 @@ class Gateway:
         folder = settings.tokenizer_folder
         try:
             tokenizer = None if folder is None else await asyncio.to_thread(Tokenizer.load, folder)
-            gateway = cls(settings, endpoints, topology, tokenizer, tracer)
+            sources = ClusterSources(topology, NoLoad() if load is None else load)
+            gateway = cls(settings, endpoints, sources, tokenizer, tracer)
         except BaseException:
             await asyncio.to_thread(tracer.shutdown)
             raise

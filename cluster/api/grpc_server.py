@@ -1,8 +1,9 @@
-"""The gRPC server: InferenceService, VllmEngine, health and reflection on one port."""
+"""The gRPC server: InferenceService, ExpertFabricService, VllmEngine, health and reflection."""
 
 from __future__ import annotations
 
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import grpc
@@ -14,11 +15,19 @@ from smg_grpc_proto.generated import vllm_engine_pb2_grpc
 from cluster.api.access.guard import AccessGuard
 from cluster.api.access.tls import TlsFiles
 from cluster.api.error_barrier import ErrorBarrier
+from cluster.api.fabric_servicer import DESCRIPTOR as FABRIC_DESCRIPTOR
+from cluster.api.fabric_servicer import SERVICE as FABRIC_SERVICE
+from cluster.api.fabric_servicer import FabricServicer
 from cluster.api.gateway_settings import GatewaySettings
-from cluster.api.generated.latentmesh.v1 import inference_pb2, inference_pb2_grpc
+from cluster.api.generated.latentmesh.v1 import (
+    fabric_pb2_grpc,
+    inference_pb2,
+    inference_pb2_grpc,
+)
 from cluster.api.grpc_call import call_of
 from cluster.api.inference import Inference
 from cluster.api.listening import bind_tcp, format_address
+from cluster.api.load import LoadSource
 from cluster.api.proto_values import read_generate, read_score, write_event, write_rows
 from cluster.api.topology import TopologySource, take_snapshot, to_proto
 from cluster.api.vllm_adapter import DESCRIPTOR as VLLM_DESCRIPTOR
@@ -82,6 +91,14 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         return inference_pb2.FlushCacheResponse(num_snapshots=flushed.num_snapshots)
 
 
+@dataclass(frozen=True, slots=True)
+class ClusterSources:
+    """What a gateway tells of its cluster."""
+
+    topology: TopologySource
+    load: LoadSource
+
+
 class GrpcServer:
     """One gRPC server. Bound by its constructor, answering after `start`."""
 
@@ -89,7 +106,7 @@ class GrpcServer:
         self,
         settings: GatewaySettings,
         inference: Inference,
-        topology: TopologySource,
+        sources: ClusterSources,
         metrics: Metrics,
         guard: AccessGuard,
         tls: TlsFiles | None,
@@ -99,7 +116,7 @@ class GrpcServer:
         Args:
             settings: Of the gateway.
             inference: Answers.
-            topology: Answers GetTopology.
+            sources: Answer GetTopology and GetLoadQuantiles.
             metrics: Counts failures.
             guard: Lets callers in.
             tls: Encrypts; None serves in the clear.
@@ -110,19 +127,34 @@ class GrpcServer:
         """
         self._server = grpc.aio.server(
             interceptors=[
-                ErrorBarrier((_DESCRIPTOR, VLLM_DESCRIPTOR), settings.gateway, metrics, guard)
+                ErrorBarrier(
+                    (_DESCRIPTOR, FABRIC_DESCRIPTOR, VLLM_DESCRIPTOR),
+                    settings.gateway,
+                    metrics,
+                    guard,
+                )
             ],
             options=_options(settings),
         )
         self._health = health.aio.HealthServicer()
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(  # type: ignore[no-untyped-call]  # generated
-            InferenceServicer(inference, topology), self._server
+            InferenceServicer(inference, sources.topology), self._server
         )
-        self._vllm = VllmEngineServicer(settings, inference, topology)
+        fabric_pb2_grpc.add_ExpertFabricServiceServicer_to_server(  # type: ignore[no-untyped-call]  # generated
+            FabricServicer(sources.load), self._server
+        )
+        self._vllm = VllmEngineServicer(settings, inference, sources.topology)
         vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(self._vllm, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection(
-            (SERVICE, VLLM_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
+            (
+                SERVICE,
+                FABRIC_SERVICE,
+                VLLM_SERVICE,
+                health.SERVICE_NAME,
+                reflection.SERVICE_NAME,
+            ),
+            self._server,
         )
         port = self._bind(settings.host, settings.grpc_port, tls)
         self.address = format_address(settings.host, port)
@@ -136,7 +168,7 @@ class GrpcServer:
         self._vllm.is_serving = is_serving
         serving = health_pb2.HealthCheckResponse.ServingStatus
         status = serving.SERVING if is_serving else serving.NOT_SERVING
-        for service in ("", SERVICE, VLLM_SERVICE):
+        for service in ("", SERVICE, FABRIC_SERVICE, VLLM_SERVICE):
             await self._health.set(service, status)
 
     async def stop(self, grace_s: float) -> None:

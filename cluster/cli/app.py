@@ -24,6 +24,7 @@ COMMANDS = {
     "generate": ("cluster.cli.generate", "Continue a prompt, in this process or on a server."),
     "score": ("cluster.cli.score", "Write the logits of every prompt position."),
     "flush-cache": ("cluster.cli.flush_cache", "Make a running cluster forget cached prefixes."),
+    "load": ("cluster.cli.load", "Show which experts of a running cluster have how much load."),
     "keys": ("cluster.cli.keys", "Make, list and take back API keys."),
     "inspect": ("cluster.cli.inspect", "Show parameters, bytes and costs of a checkpoint."),
     "bench": ("cluster.cli.bench", "Measure how well experts are placed."),
