@@ -63,7 +63,7 @@ class House:
         self._stack.push_async_callback(worker.close)
         return worker
 
-    async def gateway(self, *workers, topology=None, tracer=None, **kwargs):
+    async def gateway(self, *workers, topology=None, load=None, tracer=None, **kwargs):
         values = {
             "gateway": GatewayId("g0"),
             "host": "127.0.0.1",
@@ -82,6 +82,7 @@ class House:
             GatewaySettings(**{**values, **kwargs}),
             [AttentionEndpoint(worker.name, worker.address) for worker in workers],
             FixedTopology() if topology is None else topology,
+            load=load,
             tracer=tracer,
         )
         self._stack.push_async_callback(gateway.stop)

@@ -13,7 +13,7 @@ from router.replica_choice import NOBODY, Copies, choose_workers, split_load
 
 
 def make_copies(holders: list[list[int]], seconds: list[float]) -> Copies:
-    most = max(1, max(len(one) for one in holders))
+    most = max(1, *(len(one) for one in holders))
     worker_ER = np.full((len(holders), most), NOBODY, np.int64)
     for expert, workers in enumerate(holders):
         worker_ER[expert, : len(workers)] = workers
