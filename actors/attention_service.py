@@ -37,6 +37,7 @@ from router.combine import TORCH_TYPES
 from router.latent_router import LatentRouter
 from router.membership import Membership
 from router.placement import Placement
+from router.replica_choice import warm_up
 from router.settings import RouterCounters
 from router.transport.connect import host_token
 
@@ -72,6 +73,7 @@ class AttentionService:
         settings = self._settings
         compute = settings.compute
         torch.set_num_threads(compute.num_threads)
+        warm_up()
         checkpoint = Checkpoint.open(compute.checkpoint, mla_norm_eps=compute.mla_norm_eps)
         dims = checkpoint.dims
         dtype = TORCH_TYPES[compute.dtype]

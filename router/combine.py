@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from configs.numerics import FloatType
+from router.dispatch_plan import WorkerPart
 from router.pairs import PairOrder
-from router.plan import WorkerPart
 from router.staging import TORCH_TYPES, StagingRows
 from router.transport.base import Bytes
 

@@ -22,12 +22,13 @@ from configs.errors import (
 from configs.ids import Generation, WorkerId
 from configs.numerics import Combine
 from router.combine import LatentSum
+from router.dispatch_plan import WorkerPart
 from router.frames import HEADER_BYTES, PAIR_BYTES, FrameHeader, FrameKind
 from router.membership import Membership
 from router.pairs import EXPERT, NO_ORDER, list_pairs, rank_pairs
 from router.pick_observer import PickObserver
 from router.placement import LayerPlacement, Placement
-from router.plan import WorkerPart, plan_dispatch
+from router.plan import plan_dispatch
 from router.routes import LayerRoutes, index_placement
 from router.settings import RouterCounters, RouterSettings
 from router.staging import StagingRows

@@ -15,30 +15,15 @@ Shapes: P picks, E logical experts, R most copies of an expert, W workers, M exp
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 from numpy.typing import NDArray
 
 from router.compiled import compiled
+from router.copies import Copies
 
-NOBODY = -1
 MAX_SWEEPS = 12
 TOLERANCE = 1e-3
 """Sweeps end when one moved less than this part of all load."""
-
-
-class Copies(NamedTuple):
-    """Where the copies of a layer's experts are."""
-
-    worker_ER: NDArray[np.int64]
-    """Worker index of each copy; `NOBODY` beyond the copies."""
-    num_E: NDArray[np.int64]
-    """Copies of each expert, each on a worker of its own."""
-    replicated_M: NDArray[np.int64]
-    """Experts with more than one copy, ascending."""
-    seconds_W: NDArray[np.float64]
-    """Time of a worker for one pick, more than 0; only their ratios matter."""
 
 
 @compiled
@@ -198,3 +183,14 @@ def choose_workers(
             worker_E[expert] = copies.worker_ER[expert, copy_E[expert]]
             left_E[expert] = int(part_ER[expert, copy_E[expert]])
         worker_P[pick] = worker_E[expert]
+
+
+def warm_up() -> None:
+    """Compile, or load what was compiled before, so that no step waits for it."""
+    copies = Copies(
+        worker_ER=np.array([[0, 1, 2], [0, 1, -1], [0, -1, -1]]),
+        num_E=np.array([3, 2, 1]),
+        replicated_M=np.array([0, 1]),
+        seconds_W=np.ones(3),
+    )
+    choose_workers(np.arange(3, dtype=np.uint32), copies, np.zeros(3), np.empty(3, np.int64))

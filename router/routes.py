@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from configs.ids import Epoch, WorkerId
+from router.copies import NOBODY, Copies
 from router.placement import LayerPlacement
-from router.replica_choice import NOBODY, Copies
 
 
 @dataclass(frozen=True, slots=True)

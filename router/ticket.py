@@ -16,9 +16,9 @@ from configs.errors import FrameError, ServingError
 from configs.ids import WorkerId
 from configs.numerics import Combine
 from router.combine import PartialSum
+from router.dispatch_plan import DispatchPlan, WorkerPart
 from router.frames import FrameHeader
 from router.pairs import PairOrder
-from router.plan import DispatchPlan, WorkerPart
 from router.routes import LayerRoutes
 from router.settings import RouterSettings
 from router.transport.base import Bytes, Frame

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from router.compiled import compiled
-from router.replica_choice import Copies, split_picks
+from router.copies import Copies
+from router.replica_choice import split_picks
 
 
 @compiled

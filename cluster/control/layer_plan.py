@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from cluster.control.layer_search import SearchRule, make_trail, place_anew, search
 from cluster.control.layer_state import EMPTY, LayerState, make_state
 from router.compiled import compiled
-from router.replica_choice import NOBODY, Copies, split_load
+from router.copies import NOBODY, Copies
+from router.replica_choice import split_load
 
 MAX_MARKS = 48
 MARKS_PER_FLEET = 4

@@ -126,6 +126,26 @@ def test_work_of_a_request_shows_in_the_workers_counts(record, golden):
     assert view.attention_workers[0].used_blocks == 0
 
 
+def test_load_tells_which_experts_had_how_much(record, golden, tmp_path):
+    generate(record.grpc, golden["tokens"][:8], max_tokens=4)
+    picture = tmp_path / "load.png"
+    done = run_latentmesh(
+        *("load", "--server", record.grpc, "--json", "--quantile", "0.5", "--quantile", "1"),
+        *("--picture", str(picture), "--hottest", "3"),
+    )
+    view = read_json(done.stdout)
+    assert (view["workers"], view["silent_workers"]) == (["attention-0"], [])
+    assert view["num_buckets"] > 0
+    # Every layer has the same tokens, and each of them picks equally many experts.
+    assert len({round(one["mean_picks"] * view["num_buckets"]) for one in view["layers"]}) == 1
+    assert all(one["peak_to_average"] > 1 for one in view["layers"])
+    assert view["hottest"][0]["picks"][1] == max(max(one["picks"][1]) for one in view["layers"])
+    assert {one["copies"] for one in view["hottest"]} == {1}
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    table = run_latentmesh("load", "--server", record.grpc).stdout
+    assert "Hottest experts" in table
+
+
 def test_dashboard_shows_the_serve_application(record):
     applications = fetch(f"{record.dashboard}/api/serve/applications/")["applications"]
     application = applications[f"latentmesh-{record.cluster_id}"]

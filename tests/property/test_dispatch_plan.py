@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from configs.ids import Epoch, WorkerId
 from configs.numerics import FloatType
 from router.combine import LatentSum, PartialSum
+from router.dispatch_plan import DispatchPlan
 from router.pairs import EXPERT, ROW, WEIGHT, list_pairs, rank_pairs
 from router.placement import LayerPlacement
-from router.plan import DispatchPlan, plan_dispatch
+from router.plan import plan_dispatch
 from router.routes import LayerRoutes, index_placement
 
 Case = tuple[np.ndarray, np.ndarray, LayerRoutes]

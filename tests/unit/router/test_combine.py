@@ -8,8 +8,8 @@ from torch import Tensor
 
 from configs.numerics import FloatType
 from router.combine import LatentSum, PartialSum
+from router.dispatch_plan import WorkerPart
 from router.pairs import NO_ORDER, PairOrder
-from router.plan import WorkerPart
 from router.staging import TORCH_TYPES
 from router.transport.base import Bytes
 

@@ -5,9 +5,10 @@ import pytest
 
 from configs.errors import RoutingError, WorkerError
 from configs.ids import Epoch, WorkerId
+from router.dispatch_plan import DispatchPlan
 from router.pairs import EXPERT, ROW, list_pairs
 from router.placement import LayerPlacement
-from router.plan import DispatchPlan, plan_dispatch
+from router.plan import plan_dispatch
 from router.routes import LayerRoutes, index_placement
 
 A, B, C = WorkerId("expert-a"), WorkerId("expert-b"), WorkerId("expert-c")

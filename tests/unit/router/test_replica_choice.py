@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.optimize import linprog
 
-from router.replica_choice import NOBODY, Copies, choose_workers, split_load
+from router.copies import NOBODY, Copies
+from router.replica_choice import choose_workers, split_load
 
 
 def make_copies(holders: list[list[int]], seconds: list[float]) -> Copies:
