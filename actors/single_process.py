@@ -40,6 +40,7 @@ from model.experts import Activation
 from router.combine import TORCH_TYPES
 from router.latent_router import LatentRouter
 from router.membership import Membership
+from router.pick_observer import PickObserver
 from router.placement import Placement, plan_initial_placement
 from router.settings import RouterCounters, RouterSettings
 
@@ -83,6 +84,7 @@ class SingleProcess:
         settings: SingleProcessSettings,
         *,
         progress: Progress | None = None,
+        observer: PickObserver | None = None,
     ) -> None:
         """Load a checkpoint.
 
@@ -90,6 +92,7 @@ class SingleProcess:
             checkpoint: Opened.
             settings: How to compute.
             progress: Advanced by loaded bytes; their sum is `loaded_bytes(checkpoint, settings)`.
+            observer: Told of all picks.
 
         Raises:
             CheckpointError: A file cannot be read.
@@ -121,6 +124,7 @@ class SingleProcess:
                 dispatch_timeout_s=settings.dispatch_timeout_s,
                 transport="local",
             ),
+            observer=observer,
         )
         self._engine = self._make_engine(checkpoint, progress)
         self._connect(placement)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cluster.control.layer_search import SearchRule, make_trail, place_anew, search
-from cluster.control.layer_state import EMPTY, LayerState, make_state
+from cluster.control.layer_state import EMPTY, LayerState, copy_state, make_state
 from router.compiled import compiled
 from router.copies import NOBODY, Copies
 from router.replica_choice import split_load
@@ -84,6 +84,7 @@ def plan_layer(
     fleet: Fleet,
     rule: PlanRule,
     *,
+    weight_E: NDArray[np.float64] | None = None,
     is_stale: bool = False,
 ) -> LayerPlan | None:
     """Plan one layer.
@@ -93,6 +94,7 @@ def plan_layer(
         slots_DS: Present placement.
         fleet: The workers; their slots hold `rule.min_copies` of every expert.
         rule: Prices and limits.
+        weight_E: Usual picks of each expert, from more steps than these; None takes their mean.
         is_stale: Whether `slots_DS` is to be returned where nothing else pays, because it is not
             what is written down.
 
@@ -102,7 +104,7 @@ def plan_layer(
     state = make_state(
         slots_DS,
         capacity_D=fleet.capacity_D,
-        weight_E=load_TE.mean(axis=0, dtype=np.float64),
+        weight_E=load_TE.mean(axis=0, dtype=np.float64) if weight_E is None else weight_E,
         seconds_D=fleet.seconds_D,
         domain_D=fleet.domain_D,
     )
@@ -176,17 +178,22 @@ def _price(
 
 
 def _candidates(state: LayerState, rule: PlanRule) -> Iterator[NDArray[np.int64]]:
-    """Search from the state, which is changed, and return the marks of the trail."""
+    """Search from the state, which is changed, and return the marks of all trails."""
     search_rule = SearchRule(
         min_copies=rule.min_copies,
         copy_hysteresis=rule.copy_hysteresis,
         level_tolerance=rule.level_tolerance,
         keeps_ties=rule.is_chosen_per_step,
         mark_every=max(1, state.load_D.size // MARKS_PER_FLEET),
+        spreads=False,
     )
-    trail = make_trail(MAX_MARKS, state.slots_DS)
     if bool((state.num_E >= rule.min_copies).all()):
         yield state.slots_DS.copy()
+    if rule.is_chosen_per_step and int(state.num_free_D.sum()) > 0:
+        trail = make_trail(MAX_MARKS, state.slots_DS)
+        search(copy_state(state), search_rule._replace(spreads=True), trail)
+        yield from trail.slots_CDS[: trail.num_marks[0]]
+    trail = make_trail(MAX_MARKS, state.slots_DS)
     if not search(state, search_rule, trail):
         place_anew(state, rule.min_copies)
         yield state.slots_DS.copy()

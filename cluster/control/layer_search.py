@@ -35,6 +35,7 @@ from cluster.control.layer_state import (
 from router.compiled import compiled
 
 NOBODY = -1
+TIE_DISCOUNT = 1.0
 
 
 class SearchRule(NamedTuple):
@@ -50,6 +51,8 @@ class SearchRule(NamedTuple):
     """Swap only experts with one copy, so that components stay; right for a choice per step."""
     mark_every: int
     """Steps between two marks of the trail."""
+    spreads: bool
+    """Spread the experts that are to get copies over the workers first."""
 
 
 class Trail(NamedTuple):
@@ -120,6 +123,8 @@ def search(state: LayerState, rule: SearchRule, trail: Trail) -> bool:
         num_moves += _separate(state)
     if num_moves > 0:
         _mark(trail, state, num_moves)
+    if rule.spreads:
+        num_moves += _spread(state)
     num_moves = _fill_free(state, rule, trail, num_moves)
     num_moves = _exchange(state, rule, trail, num_moves)
     num_moves = _swap(state, rule, trail, num_moves)
@@ -246,16 +251,109 @@ def _other_domain(state: LayerState, worker: int, expert: int) -> tuple[int, int
 
 
 @compiled
+def _spread(state: LayerState) -> int:
+    """Swap experts that are to get copies out of workers with many of them; return the moves.
+
+    Each copy will tie the worker where its expert is to another one. A worker without such an
+    expert can only take load, and one with many cannot use them all.
+    """
+    is_hot_E = _to_replicate(state)
+    # Experts about as heavy as the lightest hot one change least when they are swapped.
+    edge = np.where(is_hot_E, state.weight_E, np.inf).min()
+    num_hot_D = np.zeros(state.load_D.size, np.int64)
+    for worker in range(state.load_D.size):
+        for expert in state.slots_DS[worker]:
+            if expert != EMPTY and is_hot_E[expert]:
+                num_hot_D[worker] += 1
+    num_moves = 0
+    for _ in range(state.load_D.size):
+        rich, poor = int(num_hot_D.argmax()), int(num_hot_D.argmin())
+        if num_hot_D[rich] - num_hot_D[poor] < 2:
+            break
+        slot = _slot_to_swap(state, rich, poor, is_hot_E, edge)
+        other_slot = _slot_to_swap(state, poor, rich, ~is_hot_E, edge)
+        if slot == NOBODY or other_slot == NOBODY:
+            break
+        swap_copies(state, rich, slot, poor, other_slot)
+        num_hot_D[rich] -= 1
+        num_hot_D[poor] += 1
+        num_moves += 2
+    return num_moves
+
+
+@compiled
+def _to_replicate(state: LayerState) -> NDArray[np.bool_]:
+    """Return which experts have several copies when all free slots are used for the heaviest."""
+    num_E = np.maximum(state.num_E, 1)
+    for _ in range(state.num_free_D.sum()):
+        best, most = 0, -1.0
+        for expert in range(num_E.size):
+            if state.weight_E[expert] > most * num_E[expert]:
+                best, most = expert, state.weight_E[expert] / num_E[expert]
+        num_E[best] += 1
+    return num_E > 1
+
+
+@compiled
+def _slot_to_swap(
+    state: LayerState, worker: int, other: int, may_go_E: NDArray[np.bool_], edge: float
+) -> int:
+    """Return the slot of an expert that may go to `other`: the one nearest to a load."""
+    best, least = NOBODY, np.inf
+    for slot in range(state.capacity_D[worker]):
+        expert = state.slots_DS[worker, slot]
+        if expert == EMPTY or state.num_E[expert] > 1 or not may_go_E[expert]:
+            continue
+        distance = abs(state.weight_E[expert] - edge)
+        if distance < least and not state.is_held_ED[expert, other]:
+            best, least = slot, distance
+    return best
+
+
+@compiled
+def _next_to_copy(state: LayerState, degree_D: NDArray[np.int64]) -> int:
+    """Return the expert whose next copy helps most: much load per copy, few ties where it is."""
+    best, most = NOBODY, -1.0
+    for expert in range(state.num_E.size):
+        num = state.num_E[expert]
+        if num >= state.load_D.size:
+            continue
+        ties = 0
+        for worker in range(state.load_D.size):
+            if state.is_held_ED[expert, worker]:
+                ties += degree_D[worker]
+        load = state.weight_E[expert] / num / (1.0 + TIE_DISCOUNT * ties / num)
+        if load > most:
+            best, most = expert, load
+    return best
+
+
+@compiled
+def _count_ties(state: LayerState) -> NDArray[np.int64]:
+    """Return how many experts with several copies each worker holds."""
+    num_D = np.zeros(state.load_D.size, np.int64)
+    for worker in range(num_D.size):
+        for expert in state.slots_DS[worker]:
+            if expert != EMPTY and state.num_E[expert] > 1:
+                num_D[worker] += 1
+    return num_D
+
+
+@compiled
 def _fill_free(state: LayerState, rule: SearchRule, trail: Trail, num_moves: int) -> int:
     """Use the free slots."""
+    degree_D = _count_ties(state)
     num_steps = 0
     for _ in range(state.num_free_D.sum()):
-        expert = _heaviest(state)
+        expert = _next_to_copy(state, degree_D) if rule.keeps_ties else _heaviest(state)
         if expert == NOBODY:
             break
         worker = _worker_for(state, expert)
         if worker == NOBODY:
             break
+        if state.num_E[expert] == 1:
+            degree_D += state.is_held_ED[expert]
+        degree_D[worker] += 1
         add_copy(state, expert, worker)
         num_moves += 1
         num_steps += 1

@@ -69,6 +69,18 @@ def make_state(
     return state
 
 
+def copy_state(state: LayerState) -> LayerState:
+    """Return a state that changes by itself."""
+    return state._replace(
+        slots_DS=state.slots_DS.copy(),
+        is_held_ED=state.is_held_ED.copy(),
+        num_E=state.num_E.copy(),
+        num_free_D=state.num_free_D.copy(),
+        load_D=state.load_D.copy(),
+        parent_D=state.parent_D.copy(),
+    )
+
+
 @compiled
 def _fill_in(slots_DS: NDArray[np.int64], state: LayerState) -> None:
     for worker in range(slots_DS.shape[0]):
