@@ -55,7 +55,7 @@ def split_load(
     for sweep in range(MAX_SWEEPS):
         moved = 0.0
         for i in range(num):
-            # To and fro, so that load gets along a chain of copies in one sweep.
+            # In both directions, so that load gets along a chain of copies in one sweep.
             expert = copies.replicated_M[i if sweep % 2 == 0 else num - 1 - i]
             if copies.num_E[expert] == 2:
                 moved += _level_pair(expert, copies, load_W, part_ER)

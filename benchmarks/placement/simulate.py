@@ -136,9 +136,9 @@ class Simulation:
         return step
 
     def _measure(self, start: int, stop: int) -> int:
-        """Measure steps under the present table; return `stop`."""
+        """Measure steps under the present table; return where it stopped, never before `start`."""
         if stop <= start:
-            return stop
+            return start
         num_choosers = self._policy.num_choosers
         for layer in range(self._case.num_layers):
             load_TE = np.ascontiguousarray(self._load_TLE[start:stop, layer])

@@ -121,6 +121,18 @@ def test_plans_come_late_by_their_time_and_switch_a_layer_per_step() -> None:
     assert policy.asked_with == [10, 10, 10]
 
 
+def test_time_never_goes_back_where_a_plan_takes_longer_than_a_window() -> None:
+    other = make_table(start_table(CASE).slots_LDS[:, ::-1].copy(), 16)
+    policy = Scripted(2, [Switch(other, np.arange(3)), None, None])
+    outcome = Simulation(policy, CASE, TRACE[:8]).run()
+    # Asked at 2; layers switch at 3, 4 and 5, which is after the next window has passed.
+    assert policy.asked_with[:2] == [2, 4]
+    for step, layer in itertools.product(range(8), range(3)):
+        table = other if step >= 3 + layer else start_table(CASE)
+        expected = twin_par(TRACE[step, layer], table.slots_LDS[layer])
+        assert outcome.pars_TL[step, layer] == pytest.approx(expected)
+
+
 def test_moves_count_slots_with_another_expert_whatever_their_order() -> None:
     before = np.array([[0, 1, 1], [2, 3, EMPTY]])
     assert count_moves(before, np.array([[1, 1, 0], [3, 2, EMPTY]])) == 0
