@@ -11,10 +11,14 @@ Function = TypeVar("Function", bound=Callable[..., object])
 
 
 def compiled(function: Function) -> Function:
-    """Return `function`, to be compiled at its first call and kept on disk beside its source.
+    """Return `function`, to be compiled at its first call and kept on disk where possible.
 
     It may use numpy arrays, numbers, named tuples of them, and other compiled functions. It runs
     without bounds checks: callers check what they pass. The first call on a machine takes seconds,
     the first of a process a fraction of one.
     """
-    return cast("Function", numba.njit(cache=True)(function))
+    try:
+        return cast("Function", numba.njit(cache=True)(function))
+    except RuntimeError:
+        # Nowhere to keep it: neither beside the source nor in the user's cache folder.
+        return cast("Function", numba.njit(function))
